@@ -1,0 +1,36 @@
+"""Hocket trains PyTorch models with parallel SGD under many synchronisation schemes, and measures each one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hocket.version import __version__
+
+if TYPE_CHECKING:
+    from hocket.api import (
+        CommError,
+        DeadlineExceeded,
+        RankFailed,
+        Result,
+        RunSpec,
+        Task,
+        Team,
+        UserError,
+        fit,
+        join,
+        train,
+    )
+
+__all__ = [
+    "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
+    "__version__", "fit", "join", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names on first use: `hocket --help` need not wait for PyTorch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+    from hocket import api
+
+    return getattr(api, name)

@@ -1,0 +1,5 @@
+"""`python -m hocket`."""
+
+from hocket.cli import main
+
+main()

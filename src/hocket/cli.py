@@ -1,0 +1,246 @@
+"""The command `hocket`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from hocket.version import __version__
+
+if TYPE_CHECKING:
+    from hocket.measure.result import Result
+
+app = typer.Typer(
+    name="hocket",
+    help="Train PyTorch models with parallel SGD under many synchronisation schemes, and measure each one.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_OPTIONS = {"show_default": False}
+# The base of all of Typer's complaints about a command line, wherever this version of Typer keeps it.
+_USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def main() -> NoReturn:
+    """Run the command: a user's mistake is one line and exit status 2, a failed run is 1, Ctrl-C is 130."""
+    from hocket.core.errors import RankFailed, UserError
+
+    try:
+        status = app(standalone_mode=False)
+    except _USAGE_ERROR as error:
+        _say(error.format_message().replace("\n", " "))
+        status = 2
+    except UserError as error:
+        _say(str(error))
+        status = 2
+    except RankFailed as failure:
+        if failure.traceback:
+            print(failure.traceback.rstrip(), file=sys.stderr)
+        _say(str(failure))
+        status = 1
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        status = 130
+    except BrokenPipeError:
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Ranks on threads that a failure left stuck in the user's code must not keep the process alive.
+    os._exit(status or 0)
+
+
+def _say(line: str) -> None:
+    print(f"hocket: {line}", file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hocket {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def hocket(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models with parallel SGD under many synchronisation schemes, and measure each one."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK] [KEY=VALUE]...", help="A task (see 'hocket list') or path/to/file.py:task; then settings that override --spec."),
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="How workers agree, such as local-sgd:every=16. [allreduce]", **_OPTIONS)] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers. [2]", **_OPTIONS)] = None,
+    engine: Annotated[str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data. [the task's]", **_OPTIONS)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each worker, in place of epochs.", **_OPTIONS)] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step of each worker. [the task's]", **_OPTIONS)] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [the task's]", **_OPTIONS)] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum. [the task's]", **_OPTIONS)] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw:weight_decay=0.1 ... [the task's]", **_OPTIONS)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of data order and initial weights. [0]", **_OPTIONS)] = None,
+    target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with data sets. [$HOCKET_DATA, the cache]", **_OPTIONS)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]", **_OPTIONS)] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds that a rank may wait for another. [60]", **_OPTIONS)] = None,
+    sim: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Simulator: compute=2ms, latency=50us, bandwidth=10Gbit, stragglers=1x3.", **_OPTIONS)] = None,
+    hosts: Annotated[str | None, typer.Option(help="Machines for the engine mpi, such as a:4,b:4.", **_OPTIONS)] = None,
+    mpiexec: Annotated[str | None, typer.Option(help="The MPI launcher. [the one installed with Hocket]", **_OPTIONS)] = None,
+    trace: Annotated[int | None, typer.Option(help="Events that each rank logs one by one. [10000]", **_OPTIONS)] = None,
+    spec: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; a run's folder has one.", **_OPTIONS)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run's record. [runs/TASK-STRATEGY-TIME]", **_OPTIONS)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")] = False,
+) -> None:
+    """Train a task under a strategy."""
+    flags = dict(
+        strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
+        momentum=momentum, optimizer=optimizer, seed=seed, target=target, data=data, device=device,
+        deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
+    )  # fmt: skip
+    from hocket.display import choose
+    from hocket.spec import RunSpec, read_toml
+    from hocket.train import train as run
+
+    settings = read_toml(spec) if spec else {}
+    settings |= {k: v for k, v in flags.items() if v is not None}
+    settings["sim"] = {**settings.get("sim", {}), **_pairs(sim or [], "--sim")}
+    for i, word in enumerate(words or []):
+        if i == 0 and ("=" not in word or ".py:" in word or ":" in word.partition("=")[0]):
+            settings["task"] = word
+        else:
+            settings |= _pairs([word], "an override")
+    run_spec = RunSpec.from_mapping(settings, str(spec) if spec else "hocket train")
+    folder = out or _default_out(run_spec)
+    result = run(run_spec, out=folder, force=force, display=choose(quiet=as_json))
+    if as_json:
+        print(json.dumps(result.to_json()))
+    else:
+        _summary(result)
+
+
+def _pairs(words: list[str], what: str) -> dict[str, str]:
+    """KEY=VALUE words as a mapping."""
+    from hocket.core.errors import UserError
+
+    pairs = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"{what} must be KEY=VALUE, got {word!r}")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _default_out(spec: Any) -> Path:
+    """A new folder under runs/, named after what it holds."""
+    task = Path(spec.task.rpartition(":")[0]).stem if ".py:" in spec.task else spec.task.partition(":")[0]
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{task}-{spec.strategy.partition(':')[0]}-{now}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return path
+
+
+def _summary(result: Result) -> None:
+    """The result in a few lines."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def number(value: float | None, form: str = ".4f") -> str:
+        return "–" if value is None else format(value, form)
+
+    table = Table(box=None, show_header=False)
+    time = f"{result.seconds:.2f} s"
+    if result.virtual_seconds is not None:
+        time = f"{result.virtual_seconds:.4g} s of virtual time ({time} of real)"
+    rows = [
+        ("verdict", result.verdict),
+        ("time", time),
+        ("samples/s", f"{result.samples_per_s:,.0f}"),
+        ("steps", f"{result.steps:,} ({result.epochs:g} epochs)"),
+        ("train loss", number(result.train_loss)),
+        ("test loss", number(result.test_loss)),
+        (f"test {result.metric}", number(result.test_metric)),
+        ("bytes sent", f"{result.bytes_sent:,}"),
+    ]
+    if result.target is not None:
+        reached = "not reached" if result.time_to_target is None else f"after {result.time_to_target:.4g} s"
+        rows.append((f"target {result.target:g}", reached))
+    if result.out:
+        rows.append(("record", result.out))
+    for name, value in rows:
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+    for r, worker in enumerate(result.per_worker[:8]):
+        parts = ", ".join(f"{worker[k]:.2f} s {k}" for k in ("compute", "communication", "waiting"))
+        print(f" worker {r}: {parts}")
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Show the tasks, strategies, engines, optimizers and compressors, with their options."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hocket import optim
+    from hocket.compress import compressor
+    from hocket.strategies import strategy
+    from hocket.engines import engine
+    from hocket.tasks import task
+
+    console = Console(highlight=False)
+    for registry in (task, strategy, engine, compressor):
+        table = Table(box=None, title=registry.plural, title_justify="left", title_style="bold", padding=(0, 2, 0, 0))
+        for column in ("name", "options", "what it is"):
+            table.add_column(column, no_wrap=column == "name")
+        for row in registry.lines():
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    console.print("[bold]optimizers[/bold]")
+    console.print(", ".join(optim.ELEMENTWISE))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
+    workers: Annotated[int, typer.Option("--workers", "-n", help="Number of ranks.")] = 2,
+    engine: Annotated[str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds that a rank may wait for another.")] = 60.0,
+    sim: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)] = None,
+    hosts: Annotated[str, typer.Option(help="Machines for the engine mpi, such as a:4,b:4.")] = "",
+    mpiexec: Annotated[str, typer.Option(help="The MPI launcher.")] = "",
+) -> None:
+    """Run your own script on every rank: 'hocket launch -n 4 script.py'."""
+    from hocket.engines import mpi
+    from hocket.launch import launch as run
+    from hocket.spec import RunSpec
+
+    options = _pairs(sim or [], "--sim")
+    if engine is None:
+        engine = "sim" if options else "mpi" if mpi.available() is None else "threads"
+    values = dict(task="", workers=workers, engine=engine, deadline=deadline, sim=options, hosts=hosts, mpiexec=mpiexec)
+    run(script, context.args, RunSpec.from_mapping(values, "hocket launch"))
+
+
+if __name__ == "__main__":
+    main()

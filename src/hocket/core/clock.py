@@ -1,0 +1,47 @@
+"""Time as a rank sees it: real on real engines, virtual in the simulator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Training time of one rank, in seconds. Evaluation and bookkeeping happen while it is paused."""
+
+    def now(self) -> float: ...
+
+    def charge(self, share: float) -> None:
+        """A gradient on `share` of a full batch has just been computed: a virtual clock adds what it costs."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Inside, time stands still."""
+
+    def free(self) -> AbstractContextManager[None]:
+        """Inside, a virtual clock charges nothing for messages: for what only measures the run."""
+
+
+class RealClock:
+    """The wall clock, less the time spent paused."""
+
+    def __init__(self) -> None:
+        self._origin = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._origin
+
+    def charge(self, share: float) -> None:
+        pass
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._origin += time.perf_counter() - began
+
+    def free(self) -> AbstractContextManager[None]:
+        return nullcontext()

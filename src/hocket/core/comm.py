@@ -1,0 +1,119 @@
+"""All that a strategy may say to other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from hocket.core.clock import Clock
+from hocket.core.message import Message
+
+ANY = -1
+"""As a source: whoever sends first."""
+
+Op = Literal["sum", "mean", "max", "min"]
+
+
+class Request(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A request that is finished by calling something."""
+
+    finish: Callable[[], None]
+
+    def wait(self) -> None:
+        self.finish()
+
+
+class Comm(Protocol):
+    """Messages and collectives among `size` ranks. Every wait ends at the engine's deadline at the latest.
+
+    Collectives are called by all ranks of the communicator in the same order.
+    `all_gather` and `reduce_scatter` follow torch.distributed's `*_tensor` forms: the larger
+    of the two tensors is `size` times as long as the smaller.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def send(self, to: int, msg: Message, tag: int = 0) -> None: ...
+    def recv(
+        self, source: int = ANY, tag: int = 0, timeout: float | None = None
+    ) -> tuple[int, Message]: ...
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Request: ...
+
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> None: ...
+    def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request: ...
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None: ...
+    def all_gather(self, out: Tensor, x: Tensor) -> None: ...
+    def broadcast(self, x: Tensor, root: int = 0) -> None: ...
+    def barrier(self) -> None: ...
+
+    def split(self, color: int, key: int = 0) -> Comm: ...
+
+
+@dataclass
+class Status:
+    """What a rank is doing right now; others read it for the progress display and for error messages."""
+
+    step: int = 0
+    samples: int = 0
+    loss: float = float("nan")
+    operation: str = "start"
+    since: float = 0.0
+    """When the operation began, on the rank's own clock."""
+
+    stop: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called once a step: raises `Aborted` when the run is being torn down."""
+
+
+Tell = Callable[[str, dict[str, Any], bytes], None]
+"""Sends one record (kind, JSON values, bytes) to where the run was started."""
+
+
+@dataclass
+class Rank:
+    """One rank's place in a run: what an engine hands to the program it starts."""
+
+    comm: Comm
+    clock: Clock
+    tell: Tell
+    status: Status
+
+
+def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:
+    """Combine one tensor a rank, in rank order, so that the result is the same every time."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        match op:
+            case "sum" | "mean":
+                total += part
+            case "max":
+                torch.maximum(total, part, out=total)
+            case "min":
+                torch.minimum(total, part, out=total)
+    if op == "mean":
+        total /= len(parts)
+    return total
+
+
+def ring_bytes(numel: int, itemsize: int, size: int, rank: int) -> int:
+    """Bytes that `rank` sends in a ring all-reduce: every chunk but one, in each of the two phases.
+
+    Summed over the ranks this is 2 (p - 1) n, the least that any all-reduce can send.
+    """
+    if size == 1:
+        return 0
+    chunk = [numel // size + (i < numel % size) for i in range(size)]
+    return (2 * numel - chunk[(rank + 1) % size] - chunk[(rank + 2) % size]) * itemsize

@@ -1,0 +1,33 @@
+"""The errors that Hocket raises on purpose."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A user's mistake. The message is one line that says what to do; the command line shows only it."""
+
+
+class CommError(RuntimeError):
+    """A message could not be exchanged with another rank."""
+
+
+class DeadlineExceeded(CommError, TimeoutError):
+    """A wait ran past its deadline. Names the rank that waits, for whom, in which operation, since when."""
+
+    def __init__(self, rank: int, operation: str, peers: str, seconds: float) -> None:
+        super().__init__(
+            f"rank {rank} waited {seconds:.1f} s in {operation} for {peers}; gave up at the deadline"
+        )
+        self.rank, self.operation, self.peers, self.seconds = rank, operation, peers, seconds
+
+
+class Aborted(CommError):
+    """This rank was told to stop because another rank failed or the user interrupted the run."""
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, died or never arrived; raised where the run was started."""
+
+    def __init__(self, rank: int, operation: str, reason: str, traceback: str = "") -> None:
+        super().__init__(f"rank {rank} failed in {operation}: {reason}")
+        self.rank, self.operation, self.reason, self.traceback = rank, operation, reason, traceback

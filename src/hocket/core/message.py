@@ -1,0 +1,89 @@
+"""What ranks send each other: a kind, a few integers and tensors. A value, never pickled, of exactly known size."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+_CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_ALIGN = 16  # tensors start at multiples of this, so that they can be read in place
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. `kind` says what it means to the receiver, who matches on it."""
+
+    kind: str = ""
+    ints: tuple[int, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+
+    def header(self) -> bytes:
+        """Everything but the tensors' contents: lengths, kind, integers, dtypes and shapes."""
+        kind = self.kind.encode()
+        parts = [struct.pack("<BBB", len(kind), len(self.ints), len(self.tensors)), kind]
+        parts.append(struct.pack(f"<{len(self.ints)}q", *self.ints))
+        for t in self.tensors:
+            parts.append(struct.pack(f"<BB{t.dim()}q", _CODE[t.dtype], t.dim(), *t.shape))
+        return b"".join(parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire: header, padding and tensors."""
+        size = len(self.header())
+        for t in self.tensors:
+            size = _aligned(size) + t.numel() * t.element_size()
+        return size
+
+    def copy(self) -> Message:
+        """A message that later changes to the sender's tensors cannot reach."""
+        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors))
+
+    def pack(self) -> np.ndarray:
+        """The message as one block of bytes, ready for the wire."""
+        block = np.zeros(self.nbytes, np.uint8)
+        header = self.header()
+        block[: len(header)] = np.frombuffer(header, np.uint8)
+        at = len(header)
+        for t in self.tensors:
+            at = _aligned(at)
+            size = t.numel() * t.element_size()
+            if size:
+                flat = t.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                block[at : at + size] = flat.numpy()
+            at += size
+        return block
+
+    @classmethod
+    def unpack(cls, block: np.ndarray) -> Message:
+        """The message in a block made by `pack`. Its tensors share the block's memory."""
+        raw = block.data
+        kind_len, n_ints, n_tensors = struct.unpack_from("<BBB", raw)
+        at = 3 + kind_len
+        kind = bytes(raw[3:at]).decode()
+        ints = struct.unpack_from(f"<{n_ints}q", raw, at)
+        at += 8 * n_ints
+        shapes = []
+        for _ in range(n_tensors):
+            code, dim = struct.unpack_from("<BB", raw, at)
+            shapes.append((_DTYPES[code], struct.unpack_from(f"<{dim}q", raw, at + 2)))
+            at += 2 + 8 * dim
+        whole = torch.from_numpy(block)
+        tensors = []
+        for dtype, shape in shapes:
+            at = _aligned(at)
+            size = torch.Size(shape).numel() * dtype.itemsize
+            tensors.append(whole[at : at + size].view(dtype).view(shape))
+            at += size
+        return cls(kind, ints, tuple(tensors))
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGN) * _ALIGN

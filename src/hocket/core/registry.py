@@ -1,0 +1,119 @@
+"""Names for things that users choose by one string, such as `local-sgd:every=16,momentum=reset`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, TypeVar
+
+from hocket.core.errors import UserError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Frozen dataclasses by name; a dataclass's fields are its options."""
+
+    def __init__(self, kind: str, plural: str) -> None:
+        self.kind, self.plural = kind, plural
+        self._classes: dict[str, type[T]] = {}
+
+    def __call__(self, name: str) -> Callable[[type[T]], type[T]]:
+        """A class decorator that registers under `name`."""
+
+        def register(cls: type[T]) -> type[T]:
+            assert name not in self._classes, f"two {self.plural} are called {name}"
+            cls.name = name  # type: ignore[attr-defined]
+            self._classes[name] = cls
+            return cls
+
+        return register
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._classes))
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            raise UserError(unknown(self.kind, name, self))
+        return self._classes[name]
+
+    def make(self, text: str) -> T:
+        """The object that `name:option=value,...` describes."""
+        name, _, rest = text.partition(":")
+        cls = self[name]
+        return cls(**parse_options(cls, f"{self.kind} {name}", rest))
+
+    def lines(self) -> Iterator[tuple[str, str, str]]:
+        """(name, options with their defaults, one line of description), by name."""
+        for name in self:
+            cls = self._classes[name]
+            doc = (cls.__doc__ or "").strip().partition("\n")[0]
+            yield name, ", ".join(f"{o.name}={o.default}" for o in options(cls)), doc
+
+
+def options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+    """The fields that a user may set."""
+    return [f for f in dataclasses.fields(cls) if f.init]
+
+
+def parse_options(cls: type[Any], owner: str, text: str) -> dict[str, Any]:
+    """`a=1,b=x` as constructor arguments of `cls`, each converted to its field's type."""
+    known = {f.name for f in options(cls)}
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if key not in known:
+            raise UserError(unknown(f"option of {owner}", key, known))
+        if not equals:
+            raise UserError(f"{owner}: option {key} needs a value; write {key}=VALUE")
+        values[key] = convert(value.strip(), hints[key], f"{owner}: {key}")
+    return values
+
+
+def convert(value: Any, to: Any, what: str) -> Any:
+    """`value` (text, or what a TOML file gave) as the type `to`; refuses what does not fit."""
+    origin, args = typing.get_origin(to), typing.get_args(to)
+    if origin in (types.UnionType, typing.Union):
+        if value is None or value == "none":
+            return None
+        return convert(value, next(a for a in args if a is not type(None)), what)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{what} must be one of {', '.join(map(str, args))}; got {value!r}")
+        return value
+    if to is bool:
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
+        raise UserError(f"{what} must be true or false; got {value!r}")
+    if to in (int, float):
+        if isinstance(value, bool):
+            raise UserError(f"{what} must be a number; got {value!r}")
+        try:
+            number = to(value)
+        except (TypeError, ValueError, OverflowError):
+            number = None
+        if number is None or (isinstance(value, float) and number != value):
+            noun = "a whole number" if to is int else "a number"
+            raise UserError(f"{what} must be {noun}; got {value!r}")
+        if not math.isfinite(number):
+            raise UserError(f"{what} must be finite; got {value!r}")
+        return number
+    if not isinstance(value, str):
+        raise UserError(f"{what} must be text; got {value!r}")
+    return value
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """One line for a name that does not exist, with the nearest that does."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
+    return f"no {kind} is called {name!r}; {hint}"

@@ -1,0 +1,39 @@
+"""Who trains on which samples: a function of (seed, epoch, rank), the same for every engine and driver."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Shards:
+    """One global order an epoch, cut into global batches, each shared out between the workers.
+
+    Step k of n workers with batch b covers the very samples of step k of one worker with batch n*b.
+    The last global batch may be smaller; it is shared out evenly, and a worker may get nothing of it.
+    """
+
+    def __init__(self, samples: int, workers: int, batch: int, seed: int) -> None:
+        self._samples, self._workers, self._batch, self._seed = samples, workers, batch, seed
+        self.steps = -(-samples // (workers * batch))
+        """Steps an epoch."""
+
+    def global_batch(self, order: Tensor, step: int) -> Tensor:
+        size = self._workers * self._batch
+        return order[step * size : (step + 1) * size]
+
+    def order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        return torch.randperm(self._samples, generator=generator)
+
+    def epoch(self, epoch: int, rank: int) -> list[Tensor]:
+        """The sample numbers of each of this rank's batches."""
+        order = self.order(epoch)
+        batches = []
+        for step in range(self.steps):
+            whole = self.global_batch(order, step)
+            if len(whole) == self._workers * self._batch:
+                batches.append(whole[rank * self._batch : (rank + 1) * self._batch])
+            else:
+                batches.append(whole.tensor_split(self._workers)[rank])
+        return batches

@@ -1,0 +1,32 @@
+"""Durations and rates as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from hocket.core.errors import UserError
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
+
+
+def seconds(text: str, what: str) -> float:
+    """`2ms`, `50us`, `1.5s`; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*(ns|us|ms|s)?", text.strip())
+    try:
+        if match:
+            return float(match[1]) * _SECONDS[match[2] or "s"]
+    except ValueError:
+        pass
+    raise UserError(f"{what}: cannot read {text!r} as a time; write it like 2ms, 50us or 1.5s")
+
+
+def bytes_per_second(text: str, what: str) -> float:
+    """`10Gbit`, `100Mbit`, `6GB`: bits or bytes a second."""
+    match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([KMG]?)(bit|B)", text.strip())
+    try:
+        if match and float(match[1]) > 0:
+            return float(match[1]) * _PREFIX[match[2]] / (8 if match[3] == "bit" else 1)
+    except ValueError:
+        pass
+    raise UserError(f"{what}: cannot read {text!r} as a rate; write it like 10Gbit or 6GB (a second)")

@@ -1,0 +1,94 @@
+"""A model as one flat vector: its parameters are views of `x`, its gradients of `g`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hocket.core.errors import UserError
+
+
+@dataclass
+class Gradient:
+    """A gradient, and the number of samples it is the mean of: means over workers are weighted by it."""
+
+    buffer: Tensor
+    """The flat gradient and one spare element behind it, where the weight travels in a weighted mean."""
+    samples: float
+
+    def __post_init__(self) -> None:
+        self.vector = self.buffer[:-1]
+
+
+class FlatModel:
+    """A model whose trainable parameters and floating-point buffers lie in one block.
+
+    The block is [parameters | buffers | one spare element]. `x` is the parameters, `replica`
+    the parameters and buffers (BatchNorm statistics belong to a replica but have no gradient).
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        self.model = model.to(device) if device is not None else model
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise UserError("the model has no trainable parameters")
+        dtypes = {p.dtype for _, p in named}
+        places = {p.device for _, p in named}
+        if len(dtypes) > 1 or len(places) > 1:
+            raise UserError(
+                f"all trainable parameters must share one dtype and device; got "
+                f"{', '.join(sorted(str(s) for s in dtypes | places))}"
+            )
+        dtype, place = named[0][1].dtype, named[0][1].device
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self.names = [n for n, _ in named]
+        self.parameters = [p for _, p in named]
+        self._rest = [p for p in model.parameters() if not p.requires_grad]
+        self._rest += [b for b in model.buffers() if not b.is_floating_point()]
+
+        n = sum(p.numel() for p in self.parameters)
+        m = sum(b.numel() for b in buffers)
+        self.block = torch.zeros(n + m + 1, dtype=dtype, device=place)
+        self.x, self.replica, self.buffers = self.block[:n], self.block[:-1], self.block[n:]
+        self.g = torch.zeros(n + 1, dtype=dtype, device=place)
+        self.grads = list(self._views(self.g))
+        for p, view, grad in zip(self.parameters, self._views(self.block), self.grads, strict=True):
+            view.copy_(p.data)
+            p.data = view
+            p.grad = grad
+        at = n
+        for b in buffers:
+            view = self.block[at : at + b.numel()].view(b.shape)
+            view.copy_(b.data)
+            b.data = view
+            at += b.numel()
+
+    def _views(self, flat: Tensor) -> Iterator[Tensor]:
+        at = 0
+        for p in self.parameters:
+            yield flat[at : at + p.numel()].view(p.shape)
+            at += p.numel()
+
+    def layout(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a flat vector, shaped like the parameters."""
+        return dict(zip(self.names, self._views(flat), strict=True))
+
+    def collect(self) -> None:
+        """Make `g` hold the gradients, also after something replaced or dropped a parameter's `.grad`."""
+        for p, grad in zip(self.parameters, self.grads, strict=True):
+            if p.grad is grad:
+                continue
+            if p.grad is None:
+                grad.zero_()
+            elif p.grad.layout != torch.strided:
+                raise UserError("sparse gradients are not supported; build the layer with sparse=False")
+            else:
+                grad.copy_(p.grad)
+            p.grad = grad
+
+    def rest(self) -> list[Tensor]:
+        """Tensors outside the block: frozen parameters and integer buffers."""
+        return [t.data for t in self._rest]

@@ -1,0 +1,106 @@
+"""The worker's side of a strategy: what the pseudocode of a paper calls `x`, `step`, `descend`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from hocket.core.clock import Clock
+from hocket.core.comm import Comm
+from hocket.core.registry import Registry
+from hocket.core.vector import FlatModel, Gradient
+
+Steps = Generator[None, Gradient | None, None]
+"""A strategy at work: yields for the gradient at `w.x`, is sent None after the last one."""
+
+Need = Literal["messages", "collectives", "any-source", "shared-memory"]
+
+
+class Strategy(Protocol):
+    """How replicas agree. A frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]]
+
+    def check(self, workers: int) -> None:
+        """Refuse options or a number of workers that cannot work, with one line that says what to do."""
+
+    def worker(self, w: Worker) -> Steps: ...
+
+
+strategy: Registry[Strategy] = Registry("strategy", "strategies")
+
+
+class Worker:
+    """One replica and its means to agree with others."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        clock: Clock,
+        model: FlatModel,
+        optimizer: torch.optim.Optimizer,
+        seed: int,
+        optimizer_step: Callable[[], object] | None = None,
+    ) -> None:
+        self.comm, self.clock = comm, clock
+        self.rank, self.size = comm.rank, comm.size
+        self.model = model
+        self.x = model.x
+        self.step = 0
+        """Gradients taken so far."""
+        self.layout = model.layout
+        """Named, shaped views of a flat vector, for what needs shapes."""
+        self.staleness: Counter[int] = Counter()
+        """How many updates had which staleness."""
+        self.rng = torch.Generator().manual_seed(seed * 1_000_003 + self.rank)
+        self._optimizer = optimizer
+        self._optimizer_step = optimizer_step or optimizer.step
+
+    def descend(self, g: Gradient) -> None:
+        """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too."""
+        if g.samples == 0:
+            return
+        if g.buffer is not self.model.g:
+            self.model.g[:-1].copy_(g.vector)
+        self.staleness[0] += 1  # the gradient was taken at this replica's x: nothing came between
+        self._optimizer_step()
+
+    def average(self, g: Gradient) -> None:
+        """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
+        g.samples = self._weighted_mean(g.buffer, g.samples)
+
+    def average_replicas(self, samples: float) -> None:
+        """Replace every replica by their mean, each weighted by the samples it has seen since the last one."""
+        self._weighted_mean(self.model.block, samples)
+
+    def average_buffers(self) -> None:
+        """Give all replicas the same BatchNorm statistics."""
+        if self.model.buffers.numel() > 1:
+            self._weighted_mean(self.model.buffers, 1.0)
+
+    def optimizer_state(self) -> Sequence[Tensor]:
+        """The optimizer's vectors, such as momentum: what is as long as a parameter."""
+        return [
+            value
+            for state in self._optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor) and value.dim() > 0
+        ]
+
+    def _weighted_mean(self, buffer: Tensor, weight: float) -> float:
+        """The mean over ranks of all but the last element, which carries the weights; returns their sum."""
+        if self.size == 1:
+            return weight
+        values = buffer[:-1]
+        values *= weight
+        buffer[-1] = weight
+        self.comm.all_reduce(buffer)
+        total = buffer[-1].item()
+        values /= total
+        return total
+

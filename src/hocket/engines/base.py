@@ -1,0 +1,69 @@
+"""What every engine is: something that starts ranks and carries their messages, and knows nothing of SGD."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from hocket.core.comm import Rank, Status
+from hocket.core.errors import RankFailed
+from hocket.core.registry import Registry
+from hocket.core.worker import Need
+
+DEADLINE_S = 60.0
+"""How long a rank may wait for others, unless the user says otherwise."""
+
+Main = Callable[[Rank], Any]
+"""What each rank runs; its result is a JSON value."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A main that a fresh process can find again: a module-level function and a JSON value for it."""
+
+    function: str
+    """As `package.module:function`."""
+    argument: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, rank: Rank) -> Any:
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)(rank, self.argument)
+
+
+class Listener:
+    """Hears what the ranks tell while they run. This one ignores it all."""
+
+    def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
+        """A rank told something (may be called from several threads, one call at a time)."""
+
+    def output(self, line: str) -> None:
+        """A rank's process printed a line."""
+
+    def failed(self, failure: RankFailed) -> None:
+        """A rank failed in a run that another launcher is about to end."""
+
+    def tick(self, statuses: Sequence[Status]) -> None:
+        """Called a few times a second with what each rank is doing."""
+
+
+TICK_S = 0.1
+"""How often a listener's `tick` is called."""
+
+
+class Engine(Protocol):
+    """Starts ranks. Engines are frozen dataclasses; `run` returns one result a rank, or raises RankFailed."""
+
+    name: ClassVar[str]
+    offers: ClassVar[frozenset[Need]]
+
+    def run(self, main: Main, size: int, listener: Listener) -> list[Any]: ...
+
+
+engine: Registry[Engine] = Registry("engine", "engines")
+
+
+def first_failure(failures: Sequence[RankFailed]) -> RankFailed:
+    """The failure that explains the others: a rank that only noticed another's death comes last."""
+    return min(failures, key=lambda f: ("Aborted" in f.reason, "DeadlineExceeded" in f.reason))

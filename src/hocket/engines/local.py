@@ -1,0 +1,312 @@
+"""Ranks in one process: mailboxes and rendezvous, shared by the engines `threads` and `sim`.
+
+The two differ only in their `World`: how a rank waits, and what time a message takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.core.clock import Clock
+from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Status, reduce_in_order
+from hocket.core.errors import Aborted, RankFailed
+from hocket.core.message import Message
+from hocket.engines.base import TICK_S, Listener, Main, first_failure
+
+current = threading.local()
+"""`current.rank` is the Rank of the thread that asks, where it is one."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a blocked rank is waiting for, in words and as a test."""
+
+    operation: str
+    peers: Callable[[], str]
+    ready: Callable[[], float | None]
+    """The time at which the wait is over, or None while nobody knows."""
+
+
+@dataclass(order=True)
+class Envelope:
+    arrival_s: float
+    order: int
+    source: int = field(compare=False)
+    tag: int = field(compare=False)
+    msg: Message = field(compare=False)
+
+
+class World(ABC):
+    """The ranks of one run and what lies between them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.statuses = [Status(stop=self.check) for _ in range(size)]
+        self.mail: dict[tuple[int, int], list[Envelope]] = {}
+        self.meetings: dict[tuple[int, int], Meeting] = {}
+        self.aborted = False
+        self.sent = 0
+        self.contexts = 0
+
+    def check(self) -> None:
+        if self.aborted:
+            raise Aborted("the run is being stopped")
+
+    @abstractmethod
+    def exclusive(self) -> AbstractContextManager[Any]:
+        """Inside, no other rank touches the world."""
+
+    @abstractmethod
+    def wait(self, rank: int, what: Wait, timeout: float | None) -> bool:
+        """Block until `what` is ready (True) or `timeout` has passed (False). Called inside `exclusive`."""
+
+    @abstractmethod
+    def changed(self, ranks: Sequence[int]) -> None:
+        """Something that these ranks may be waiting for has happened."""
+
+    @abstractmethod
+    def clock(self, rank: int) -> Clock: ...
+
+    def transfer(self, source: int, to: int, nbytes: int) -> tuple[float, float]:
+        """(time at which the sender is free again, time of arrival) of a message sent now."""
+        return 0.0, 0.0
+
+    def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
+        """Seconds that a collective takes once `last`, the last rank, has arrived."""
+        return 0.0
+
+    def abort(self) -> None:
+        """Wake every rank with `Aborted`."""
+        with self.exclusive():
+            self.aborted = True
+            self.changed(range(self.size))
+
+    def thread_began(self, rank: int) -> None:
+        """Called first on each rank's thread."""
+
+    def thread_ended(self, rank: int) -> None:
+        """Called last on each rank's thread."""
+
+
+@dataclass
+class Meeting:
+    """One collective: what each member brought, and when all may leave."""
+
+    brought: dict[int, Any] = field(default_factory=dict)
+    arrived_s: float = 0.0
+    result: list[Any] | None = None
+    leave_s: float = 0.0
+    left: int = 0
+
+
+class LocalComm:
+    """A communicator of some of a world's ranks. `members[rank]` is the world's number for `rank`."""
+
+    def __init__(self, world: World, context: int, members: Sequence[int], rank: int) -> None:
+        self._world, self._context = world, context
+        self._members = list(members)
+        self.rank, self.size = rank, len(members)
+        self._me = self._members[rank]
+        self._clock = world.clock(self._me)
+        self._met = 0
+
+    def send(self, to: int, msg: Message, tag: int = 0) -> None:
+        free_s = self._post(to, msg, tag)
+        with self._world.exclusive():
+            sent = Wait(f"send(to={to})", lambda: "its own network card", lambda: free_s)
+            self._world.wait(self._me, sent, None)
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
+        self._post(to, msg, tag)
+        return Deferred(lambda: None)
+
+    def _post(self, to: int, msg: Message, tag: int) -> float:
+        world, target = self._world, self._members[to]
+        with world.exclusive():
+            world.check()
+            free_s, arrival_s = world.transfer(self._me, target, msg.nbytes)
+            world.sent += 1
+            box = world.mail.setdefault((self._context, target), [])
+            box.append(Envelope(arrival_s, world.sent, self.rank, tag, msg.copy()))
+            world.changed([target])
+        return free_s
+
+    def recv(
+        self, source: int = ANY, tag: int = 0, timeout: float | None = None
+    ) -> tuple[int, Message]:
+        world = self._world
+        with world.exclusive():
+            box = world.mail.setdefault((self._context, self._me), [])
+
+            def first() -> Envelope | None:
+                fits = (e for e in box if e.tag == tag and source in (ANY, e.source))
+                return min(fits, default=None)
+
+            def ready() -> float | None:
+                envelope = first()
+                return None if envelope is None else envelope.arrival_s
+
+            who = "any rank" if source == ANY else f"rank {self._members[source]}"
+            operation = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
+            if not world.wait(self._me, Wait(operation, lambda: who, ready), timeout):
+                raise TimeoutError(f"rank {self._me}: nothing in {timeout} s in {operation}")
+            envelope = first()
+            assert envelope is not None
+            box.remove(envelope)
+            return envelope.source, envelope.msg
+
+    def _meet(
+        self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]
+    ) -> Callable[[], Any]:
+        """Bring `mine` to the next collective; the returned call waits and gives this rank's result."""
+        world, key = self._world, (self._context, self._met)
+        self._met += 1
+        with world.exclusive():
+            world.check()
+            meeting = world.meetings.setdefault(key, Meeting())
+            meeting.brought[self.rank] = mine
+            meeting.arrived_s = max(meeting.arrived_s, self._clock.now())
+            if len(meeting.brought) == self.size:
+                meeting.result = combine([meeting.brought[r] for r in range(self.size)])
+                cost_s = world.meeting_cost(self._me, kind, nbytes, self.size)
+                meeting.leave_s = meeting.arrived_s + cost_s
+                world.changed(self._members)
+
+        def absent() -> str:
+            missing = [self._members[r] for r in range(self.size) if r not in meeting.brought]
+            return "rank" + "s" * (len(missing) > 1) + " " + ", ".join(map(str, missing))
+
+        def finish() -> Any:
+            with world.exclusive():
+                what = Wait(kind, absent, lambda: None if meeting.result is None else meeting.leave_s)
+                world.wait(self._me, what, None)
+                assert meeting.result is not None
+                meeting.left += 1
+                if meeting.left == self.size:
+                    del world.meetings[key]
+                return meeting.result[self.rank]
+
+        return finish
+
+    def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        def combine(parts: list[Tensor]) -> list[Tensor]:
+            return [reduce_in_order(parts, op)] * self.size
+
+        finish = self._meet("all_reduce", x.detach().clone(), _nbytes(x), combine)
+        return Deferred(lambda: _assign(x, finish()))
+
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
+        self.iall_reduce(x, op).wait()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
+        def combine(parts: list[Tensor]) -> list[Tensor]:
+            return list(reduce_in_order(parts, op).chunk(self.size))
+
+        _assign(out, self._meet("reduce_scatter", x.detach().clone(), _nbytes(x), combine)())
+
+    def all_gather(self, out: Tensor, x: Tensor) -> None:
+        def combine(parts: list[Tensor]) -> list[Tensor]:
+            return [torch.cat([p.reshape(-1) for p in parts])] * self.size
+
+        finish = self._meet("all_gather", x.detach().clone(), _nbytes(out), combine)
+        _assign(out, finish().view(out.shape))
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        def combine(parts: list[Tensor]) -> list[Tensor]:
+            return [parts[root]] * self.size
+
+        mine = x.detach().clone() if self.rank == root else None
+        _assign(x, self._meet("broadcast", mine, _nbytes(x), combine)())
+
+    def barrier(self) -> None:
+        self._meet("barrier", None, 0, lambda parts: parts)()
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        def combine(parts: list[tuple[int, int, int]]) -> list[tuple[int, list[int]]]:
+            groups = {}
+            for c in sorted({c for c, _, _ in parts}):
+                self._world.contexts += 1
+                ranks = sorted((k, r) for pc, k, r in parts if pc == c)
+                groups[c] = (self._world.contexts, [r for _, r in ranks])
+            return [groups[c] for c, _, _ in parts]
+
+        context, ranks = self._meet("split", (color, key, self.rank), 0, combine)()
+        members = [self._members[r] for r in ranks]
+        return LocalComm(self._world, context, members, ranks.index(self.rank))
+
+
+def _nbytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _assign(x: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        x.copy_(value)
+
+
+def run_threads(world: World, main: Main, listener: Listener) -> list[Any]:
+    """Run `main` on one thread a rank; the caller's thread keeps the listener informed."""
+    results: list[Any] = [None] * world.size
+    failures: list[RankFailed] = []
+    hearing = threading.Lock()
+    done = threading.Semaphore(0)
+
+    def body(number: int) -> None:
+        status = world.statuses[number]
+
+        def tell(kind: str, data: dict[str, Any], blob: bytes = b"") -> None:
+            with hearing:
+                listener.hear(number, kind, data, blob)
+
+        try:
+            world.thread_began(number)
+            comm = LocalComm(world, 0, range(world.size), number)
+            rank = Rank(comm, world.clock(number), tell, status)
+            current.rank = rank
+            results[number] = main(rank)
+        except BaseException as error:  # a rank that fails must not leave the others waiting
+            reason = f"{type(error).__name__}: {error}"
+            failures.append(RankFailed(number, status.operation, reason, traceback.format_exc()))
+            world.abort()
+        finally:
+            world.thread_ended(number)
+            done.release()
+
+    threads = [
+        threading.Thread(target=body, args=(r,), name=f"rank-{r}", daemon=True)
+        for r in range(world.size)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        running = world.size
+        while running:
+            if done.acquire(timeout=TICK_S):
+                running -= 1
+            with hearing:
+                listener.tick(world.statuses)
+            if failures and not world.aborted:
+                world.abort()
+            if failures:
+                break
+        for thread in threads:
+            # After a failure a rank may be stuck in the user's code; it is a daemon, so leave it.
+            thread.join(1.0 if failures else None)
+    except BaseException:
+        world.abort()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(1.0)
+        raise
+    if failures:
+        raise first_failure(failures)
+    return results

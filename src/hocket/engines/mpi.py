@@ -1,0 +1,243 @@
+"""The engine `mpi`: mpi4py over the MPICH that pip installs, or over a cluster's own MPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request
+from hocket.core.errors import DeadlineExceeded, UserError
+from hocket.core.message import Message
+from hocket.core.worker import Need
+from hocket.engines.base import DEADLINE_S, Listener, Main, engine
+from hocket.engines.control import ADDRESS, Control
+from hocket.engines.processes import Supervisor, need_program, rank_environment, run_joined
+
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+
+
+@engine("mpi")
+@dataclass(frozen=True)
+class Mpi:
+    """Ranks are processes that speak MPI: the fastest on one machine, and the way to a cluster."""
+
+    hosts: str = ""
+    """Machines and their slots, `a:4,b:4`; empty is this one."""
+    mpiexec: str = ""
+    """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
+    deadline: float = DEADLINE_S
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
+        if inside():
+            comm = connect(self.deadline)
+            if comm.size != size:
+                raise UserError(f"mpiexec started {comm.size} ranks but {size} are asked for; leave --workers out")
+            return run_joined(comm, main, listener, abort)
+        program = need_program(main, "mpi")
+        launcher = self.launcher()
+        everywhere = ("0.0.0.0", socket.gethostname()) if self.hosts else ("127.0.0.1", "127.0.0.1")
+        control = Control(*everywhere)
+        env = rank_environment(control, program, "mpi", self.deadline)
+        command = [launcher, "-n", str(size)]
+        if _is_open_mpi(launcher):
+            command += ["--oversubscribe", "--bind-to", "none"]
+            command += ["--allow-run-as-root"] if os.getuid() == 0 else []
+            command += ["--host", self.hosts] if self.hosts else []
+            command += [word for name in env for word in ("-x", name)]
+        else:
+            command += ["-hosts", self.hosts] if self.hosts else []
+        command += [sys.executable, "-m", "hocket.engines.rank"]
+        return Supervisor(size, control, self.deadline, listener).run([(command, env)])
+
+    def launcher(self) -> str:
+        beside = Path(sys.executable).parent / "mpiexec"
+        chosen = self.mpiexec or os.environ.get("HOCKET_MPIEXEC", "")
+        found = shutil.which(chosen) if chosen else str(beside) if beside.exists() else shutil.which("mpiexec")
+        if found is None:
+            raise UserError(
+                f"engine mpi: cannot find {chosen or 'mpiexec'}; install it with 'pip install mpich', "
+                f"name it with --mpiexec, or use --engine threads"
+            )
+        return found
+
+
+def available() -> str | None:
+    """Why this engine cannot start here, or None if it can."""
+    try:
+        import mpi4py as mpi4py
+    except ImportError:
+        return "mpi4py is not installed"
+    try:
+        launcher = Mpi().launcher()
+        _version(launcher)
+    except (UserError, OSError) as error:
+        return str(error)
+    return None
+
+
+def inside() -> bool:
+    """Whether an MPI launcher started this process."""
+    return ADDRESS not in os.environ and any(v in os.environ for v in _RANK_VARIABLES)
+
+
+def rank_from_environment() -> int:
+    """This process's rank, before MPI is initialised."""
+    return next(int(os.environ[v]) for v in _RANK_VARIABLES if v in os.environ)
+
+
+def size_from_environment() -> int:
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+    return next((int(os.environ[v]) for v in names if v in os.environ), 1)
+
+
+@cache
+def _version(launcher: str) -> str:
+    done = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=20)
+    return done.stdout + done.stderr
+
+
+def _is_open_mpi(launcher: str) -> bool:
+    return any(name in _version(launcher) for name in ("Open MPI", "OpenRTE", "open-mpi", "PRRTE"))
+
+
+def _mpi() -> Any:
+    """mpi4py.MPI, bound to the library of the launcher that started this process."""
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        # The MPICH wheel beside this Python would be found first and could not speak to Open MPI's launcher.
+        os.environ.setdefault("MPI4PY_LIBMPI", "libmpi.so.40")
+    from mpi4py import MPI
+
+    return MPI
+
+
+def connect(deadline: float) -> MpiComm:
+    return MpiComm(_mpi().COMM_WORLD, deadline)
+
+
+def abort() -> None:
+    _mpi().COMM_WORLD.Abort(1)
+
+
+class MpiComm:
+    """Every operation is the non-blocking one, polled: so that each wait has a deadline,
+    and ranks that outnumber the cores give way to each other."""
+
+    def __init__(self, comm: Any, deadline: float) -> None:
+        self._comm, self._deadline = comm, deadline
+        self._MPI = _mpi()
+        self.rank, self.size = comm.rank, comm.size
+        self._ops = {"sum": self._MPI.SUM, "mean": self._MPI.SUM, "max": self._MPI.MAX, "min": self._MPI.MIN}
+        self._sending: list[tuple[Any, np.ndarray]] = []
+
+    def _poll(self, test: Callable[[], Any], operation: str, peers: str, timeout: float | None = None) -> Any:
+        """Call `test` until it answers. Spin first (most waits are short), then yield, then sleep."""
+        for _ in range(100):
+            if answer := test():
+                return answer
+        began = time.monotonic()
+        limit = self._deadline if timeout is None else timeout
+        while True:
+            if answer := test():
+                return answer
+            waited = time.monotonic() - began
+            if waited < 0.002:
+                os.sched_yield()
+            else:
+                time.sleep(min(0.001, waited / 50))
+            if waited > limit:
+                if timeout is not None:
+                    return None
+                raise DeadlineExceeded(self.rank, operation, peers, limit)
+
+    def _finish(self, request: Any, operation: str) -> None:
+        self._poll(request.Test, operation, "the other ranks")
+
+    def send(self, to: int, msg: Message, tag: int = 0) -> None:
+        self.isend(to, msg, tag).wait()
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
+        block = msg.pack()
+        request = self._comm.Isend(block, to, tag)
+        self._sending = [(r, b) for r, b in self._sending if not r.Test()]
+        self._sending.append((request, block))  # the block must live until the message has left
+        return Deferred(lambda: self._poll(request.Test, f"send(to={to})", f"rank {to}"))
+
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
+        status = self._MPI.Status()
+        origin = self._MPI.ANY_SOURCE if source == ANY else source
+        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
+        who = "any rank" if source == ANY else f"rank {source}"
+        handle = self._poll(lambda: self._comm.Improbe(origin, tag, status), name, who, timeout)
+        if handle is None:
+            raise TimeoutError(f"rank {self.rank}: nothing in {timeout} s in {name}")
+        block = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
+        self._finish(handle.Irecv(block), name)
+        return status.source, Message.unpack(block)
+
+    def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        host = _on_host(x)
+        request = self._comm.Iallreduce(self._MPI.IN_PLACE, host.numpy(), self._ops[op])
+
+        def finish() -> None:
+            self._finish(request, "all_reduce")
+            _mean(host, op, self.size)
+            _back(x, host)
+
+        return Deferred(finish)
+
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
+        self.iall_reduce(x, op).wait()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
+        host, given = _on_host(out), _on_host(x)
+        request = self._comm.Ireduce_scatter_block(given.numpy(), host.numpy(), self._ops[op])
+        self._finish(request, "reduce_scatter")
+        _mean(host, op, self.size)
+        _back(out, host)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> None:
+        host, given = _on_host(out), _on_host(x)
+        self._finish(self._comm.Iallgather(given.numpy(), host.numpy()), "all_gather")
+        _back(out, host)
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        host = _on_host(x)
+        self._finish(self._comm.Ibcast(host.numpy(), root), "broadcast")
+        _back(x, host)
+
+    def barrier(self) -> None:
+        self._finish(self._comm.Ibarrier(), "barrier")
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
+        return MpiComm(self._comm.Split(color, key), self._deadline)
+
+
+def _on_host(x: Tensor) -> Tensor:
+    """The tensor in contiguous host memory: itself where it can be, else a copy."""
+    return x.detach() if x.device.type == "cpu" and x.is_contiguous() else x.detach().cpu().contiguous()
+
+
+def _back(x: Tensor, host: Tensor) -> None:
+    if x.data_ptr() != host.data_ptr():
+        with torch.no_grad():
+            x.copy_(host)
+
+
+def _mean(x: Tensor, op: Op, size: int) -> None:
+    if op == "mean":
+        x /= size

@@ -1,0 +1,280 @@
+"""The engine `sim`: virtual time, real arithmetic.
+
+Each rank is a real thread, but only the one that holds the baton runs. A rank passes the baton on
+whenever virtual time has to pass: after a gradient, or in a wait. The next to run is always the one
+with the earliest virtual time, so events happen in time order and every run repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hocket.core.errors import CommError, UserError
+from hocket.core.units import bytes_per_second, seconds
+from hocket.core.worker import Need
+from hocket.engines.base import Listener, Main, engine
+from hocket.engines.local import Wait, World, run_threads
+
+
+@engine("sim")
+@dataclass(frozen=True)
+class Sim:
+    """A deterministic simulator: real gradients, virtual time, any number of workers."""
+
+    compute: str = "1ms"
+    """Time of a full batch's gradient: `2ms`, `lognormal:2ms:0.3` (median, sigma) or `measured`."""
+    latency: str = "50us"
+    bandwidth: str = "10Gbit"
+    stragglers: str = ""
+    """`1x3`: one worker (the last) is three times slower; `1x3+2x1.5` adds two more."""
+    ties: int = 0
+    """Seed for the order of simultaneous events; 0 is rank order."""
+    seed: int = 0
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def __post_init__(self) -> None:
+        compute_model(self.compute, random.Random())
+        self.slowdowns(1 << 30)
+        seconds(self.latency, "latency")
+        bytes_per_second(self.bandwidth, "bandwidth")
+
+    def slowdowns(self, size: int) -> list[tuple[int, float]]:
+        """(how many, factor) for each group of slow workers."""
+        groups = []
+        for part in filter(None, self.stragglers.split("+")):
+            match = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", part)
+            if not match or float(match[2]) <= 0:
+                raise UserError(f"stragglers: cannot read {part!r}; write it like 1x3 (one worker, 3 times slower)")
+            groups.append((int(match[1]), float(match[2])))
+        if sum(n for n, _ in groups) > size:
+            raise UserError(f"stragglers={self.stragglers} names more workers than there are ({size})")
+        return groups
+
+    def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
+        world = SimWorld(self, size)
+        world.begin()
+        return run_threads(world, main, listener)
+
+
+def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
+    """Draws the seconds of one full batch's gradient; None stands for what it really took."""
+    if text == "measured":
+        return lambda: None
+    if text.startswith("lognormal:"):
+        median, _, sigma = text.removeprefix("lognormal:").partition(":")
+        mean_log = math.log(max(seconds(median, "compute"), 1e-12))
+        spread = seconds(sigma or "0.2", "compute")
+        return lambda: rng.lognormvariate(mean_log, spread)
+    constant = seconds(text, "compute")
+    return lambda: constant
+
+
+class SimWorld(World):
+    """Virtual time: a heap of (time, rank) to resume, a baton a rank, and a queue at each network card."""
+
+    def __init__(self, sim: Sim, size: int) -> None:
+        super().__init__(size)
+        self._latency_s = seconds(sim.latency, "latency")
+        self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
+        self._compute = [
+            compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)
+        ]
+        self._slow = [1.0] * size
+        last = size
+        for count, factor in sim.slowdowns(size):
+            self._slow[last - count : last] = [factor] * count
+            last -= count
+        self._tie = random.Random(sim.ties).random if sim.ties else lambda: 0.0
+
+        self.now_s = [0.0] * size
+        self.free = [False] * size
+        self._resumed_real_s = [0.0] * size
+        self._out_free_s = [0.0] * size
+        self._in_free_s = [0.0] * size
+
+        self._heap: list[tuple[float, float, int, int]] = []
+        self._ticket = [0] * size  # only a rank's newest heap entry counts
+        self._batons = [threading.Lock() for _ in range(size)]
+        self._waits: list[Wait | None] = [None] * size
+        self._give_up_s = [math.inf] * size
+        self._finished = [False] * size
+        self._deadlock = ""
+
+    def begin(self) -> None:
+        for rank, baton in enumerate(self._batons):
+            baton.acquire()
+            self._schedule(rank, 0.0)
+        self._hand_over()
+
+    # The baton.
+
+    def _schedule(self, rank: int, at_s: float) -> None:
+        self._ticket[rank] += 1
+        heapq.heappush(self._heap, (at_s, self._tie(), rank, self._ticket[rank]))
+
+    def _pop(self) -> int | None:
+        """The rank that runs next, its clock moved on; None when nobody can."""
+        while self._heap:
+            at_s, _, rank, ticket = heapq.heappop(self._heap)
+            if ticket == self._ticket[rank]:
+                self.now_s[rank] = max(at_s, self.now_s[rank])
+                return rank
+        return None
+
+    def _hand_over(self, me: int | None = None) -> bool:
+        """Give the baton to the next rank. True if that is `me`."""
+        if self.aborted:
+            self._wake_all()
+        rank = self._pop()
+        if rank is None and not all(self._finished):
+            self._deadlock = self._who_waits()
+            self._wake_all()
+            rank = self._pop()
+        if rank is not None and rank != me:
+            self._batons[rank].release()
+        return rank is not None and rank == me
+
+    def _pause_here(self, me: int) -> None:
+        """Let others run until it is this rank's turn again."""
+        if not self._hand_over(me):
+            self._batons[me].acquire()
+        self._resumed_real_s[me] = time.thread_time()
+        if self._deadlock:
+            raise CommError(self._deadlock)
+        self.check()
+
+    def _wake_all(self) -> None:
+        for rank in range(self.size):
+            if self._waits[rank] is not None and not self._finished[rank]:
+                self._schedule(rank, self.now_s[rank])
+
+    def _who_waits(self) -> str:
+        lines = [
+            f"rank {r} waits for {w.peers()} in {w.operation} since {self.now_s[r]:.6f} s"
+            for r, w in enumerate(self._waits)
+            if w is not None and not self._finished[r]
+        ]
+        done = [str(r) for r, finished in enumerate(self._finished) if finished]
+        if done:
+            lines.append(f"finished: rank {', '.join(done)}")
+        return "deadlock: " + "; ".join(lines)
+
+    def thread_began(self, rank: int) -> None:
+        self._batons[rank].acquire()
+        self._resumed_real_s[rank] = time.thread_time()
+        self.check()
+
+    def thread_ended(self, rank: int) -> None:
+        self._finished[rank] = True
+        self._waits[rank] = None
+        self._hand_over()
+
+    # What a World offers.
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return _HOLDS_THE_BATON
+
+    def abort(self) -> None:
+        # May be called without the baton: whoever holds it wakes the rest when it hands over.
+        self.aborted = True
+
+    def changed(self, ranks: Sequence[int]) -> None:
+        for r in ranks:
+            what = self._waits[r]
+            if what is not None and (ready_s := what.ready()) is not None:
+                self._schedule(r, min(ready_s, self._give_up_s[r]))
+
+    def wait(self, rank: int, what: Wait, timeout: float | None) -> bool:
+        self._give_up_s[rank] = math.inf if timeout is None else self.now_s[rank] + timeout
+        while True:
+            ready_s = what.ready()
+            if ready_s is not None and ready_s <= self.now_s[rank]:
+                return True
+            if self.now_s[rank] >= self._give_up_s[rank]:
+                return False
+            wake_s = min(math.inf if ready_s is None else ready_s, self._give_up_s[rank])
+            if wake_s < math.inf:
+                self._schedule(rank, wake_s)
+            self._waits[rank] = what
+            self._pause_here(rank)
+            self._waits[rank] = None
+
+    def clock(self, rank: int) -> SimClock:
+        return SimClock(self, rank)
+
+    # What things cost.
+
+    def charge(self, rank: int, share: float) -> None:
+        cost_s = self._compute[rank]()
+        if cost_s is None:
+            cost_s = time.thread_time() - self._resumed_real_s[rank]
+        else:
+            cost_s *= share
+        if self.free[rank]:
+            return
+        self._schedule(rank, self.now_s[rank] + cost_s * self._slow[rank])
+        self._pause_here(rank)
+
+    def transfer(self, source: int, to: int, nbytes: int) -> tuple[float, float]:
+        """A message leaves when the sender's card is free and lands when the receiver's card has taken it in."""
+        now_s = self.now_s[source]
+        if self.free[source] or source == to:
+            return now_s, now_s
+        wire_s = nbytes * self._byte_s
+        leave_s = max(now_s, self._out_free_s[source])
+        self._out_free_s[source] = leave_s + wire_s
+        arrival_s = max(leave_s + self._latency_s, self._in_free_s[to]) + wire_s
+        self._in_free_s[to] = arrival_s
+        return self._out_free_s[source], arrival_s
+
+    def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
+        """One priced event a collective, by the algorithms that MPI libraries choose for large vectors."""
+        if size == 1 or self.free[last]:
+            return 0.0
+        hops = math.ceil(math.log2(size))
+        share = (size - 1) / size
+        match kind:
+            case "all_reduce":  # recursive halving, then doubling (Rabenseifner)
+                return 2 * hops * self._latency_s + 2 * share * nbytes * self._byte_s
+            case "reduce_scatter" | "all_gather":
+                return hops * self._latency_s + share * nbytes * self._byte_s
+            case "broadcast":  # scatter, then all-gather
+                return 2 * hops * self._latency_s + 2 * share * nbytes * self._byte_s
+            case "barrier":
+                return hops * self._latency_s
+        return 0.0
+
+
+_HOLDS_THE_BATON = nullcontext()
+
+
+class SimClock:
+    """Virtual time of one rank."""
+
+    def __init__(self, world: SimWorld, rank: int) -> None:
+        self._world, self._rank = world, rank
+
+    def now(self) -> float:
+        return self._world.now_s[self._rank]
+
+    def charge(self, share: float) -> None:
+        self._world.charge(self._rank, share)
+
+    @contextmanager
+    def free(self) -> Iterator[None]:
+        self._world.free[self._rank] = True
+        try:
+            yield
+        finally:
+            self._world.free[self._rank] = False
+
+    paused = free

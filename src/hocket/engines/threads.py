@@ -1,0 +1,62 @@
+"""The engine `threads`: ranks are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hocket.core.clock import RealClock
+from hocket.core.errors import DeadlineExceeded
+from hocket.core.worker import Need
+from hocket.engines.base import DEADLINE_S, Listener, Main, engine
+from hocket.engines.local import Wait, World, run_threads
+
+
+@engine("threads")
+@dataclass(frozen=True)
+class Threads:
+    """Ranks are threads of one process: nothing to install, and the interpreter lock to share."""
+
+    deadline: float = DEADLINE_S
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
+        return run_threads(ThreadWorld(size, self.deadline), main, listener)
+
+
+class ThreadWorld(World):
+    """Ranks wait on condition variables that share one lock."""
+
+    def __init__(self, size: int, deadline: float) -> None:
+        super().__init__(size)
+        self._deadline = deadline
+        self._lock = threading.RLock()
+        self._awake = [threading.Condition(self._lock) for _ in range(size)]
+        self._clocks = [RealClock() for _ in range(size)]
+
+    def exclusive(self) -> threading.RLock:  # type: ignore[valid-type]
+        return self._lock
+
+    def clock(self, rank: int) -> RealClock:
+        return self._clocks[rank]
+
+    def changed(self, ranks: Sequence[int]) -> None:
+        for r in ranks:
+            self._awake[r].notify_all()
+
+    def wait(self, rank: int, what: Wait, timeout: float | None) -> bool:
+        began = time.monotonic()
+        limit = self._deadline if timeout is None else timeout
+        while True:
+            self.check()
+            if what.ready() is not None:
+                return True
+            left = began + limit - time.monotonic()
+            if left <= 0:
+                if timeout is not None:
+                    return False
+                raise DeadlineExceeded(rank, what.operation, what.peers(), limit)
+            self._awake[rank].wait(min(left, threading.TIMEOUT_MAX))

@@ -1,0 +1,186 @@
+"""The engine `torch`: torch.distributed, Gloo on CPUs and NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request
+from hocket.core.errors import CommError, DeadlineExceeded, UserError
+from hocket.core.message import Message
+from hocket.core.worker import Need
+from hocket.engines.base import DEADLINE_S, Listener, Main, engine
+from hocket.engines.control import ADDRESS, Control
+from hocket.engines.processes import Supervisor, need_program, rank_environment, run_joined
+
+_OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@engine("torch")
+@dataclass(frozen=True)
+class TorchDistributed:
+    """Ranks are processes on torch.distributed: Gloo on CPUs, NCCL where each rank has its own GPU."""
+
+    deadline: float = DEADLINE_S
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
+        if inside():
+            comm = connect(self.deadline)
+            if comm.size != size:
+                raise UserError(f"torchrun started {comm.size} ranks but {size} are asked for; leave --workers out")
+            return run_joined(comm, main, listener, abort)
+        program = need_program(main, "torch")
+        control = Control()
+        common = rank_environment(control, program, "torch", self.deadline)
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size)}
+        command = [sys.executable, "-m", "hocket.engines.rank"]
+        ranks = [(command, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
+        return Supervisor(size, control, self.deadline, listener).run(ranks)
+
+
+def inside() -> bool:
+    """Whether torchrun started this process."""
+    return ADDRESS not in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def size_from_environment() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def connect(deadline: float) -> TorchComm:
+    if not dist.is_initialized():
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+        # NCCL refuses two ranks on one GPU; Gloo carries the messages then.
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        backend = "cpu:gloo,cuda:nccl" if gpus >= local_ranks else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=deadline))
+    return TorchComm(dist.group.WORLD, deadline)
+
+
+def abort() -> None:
+    os._exit(1)
+
+
+class TorchComm:
+    """torch.distributed with its time-outs turned into errors that say who waited for what."""
+
+    def __init__(self, group: Any, deadline: float) -> None:
+        self._group, self._deadline = group, deadline
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._sending: list[tuple[Any, Tensor]] = []
+
+    def _wait(self, work: Any, operation: str, peers: str, timeout: float | None = None) -> None:
+        limit = self._deadline if timeout is None else timeout
+        try:
+            work.wait(timedelta(seconds=limit))
+        except RuntimeError as error:
+            text = str(error)
+            if "imed out" in text or "imeout" in text:
+                if timeout is not None:
+                    raise TimeoutError(f"rank {self.rank}: nothing in {timeout} s in {operation}") from error
+                raise DeadlineExceeded(self.rank, operation, peers, limit) from error
+            first = text.partition("\n")[0]
+            raise CommError(f"rank {self.rank} in {operation} with {peers}: {first}") from error
+
+    def _finish(self, work: Any, operation: str) -> None:
+        self._wait(work, operation, "the other ranks")
+
+    def _world(self, rank: int) -> int:
+        return dist.get_global_rank(self._group, rank)
+
+    # A message is two: its length, then its bytes, on neighbouring tags.
+
+    def send(self, to: int, msg: Message, tag: int = 0) -> None:
+        self.isend(to, msg, tag).wait()
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
+        block = torch.from_numpy(msg.pack())
+        length = torch.tensor([block.numel()], dtype=torch.int64)
+        works = []
+        for part, offset in ((length, 0), (block, 1)):
+            work = dist.isend(part, self._world(to), self._group, 2 * tag + offset)
+            works.append((work, part))
+        self._sending = [(w, p) for w, p in self._sending if not w.is_completed()] + works
+
+        def finish() -> None:
+            for work, _ in works:
+                self._wait(work, f"send(to={to})", f"rank {to}")
+
+        return Deferred(finish)
+
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
+        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
+        who = "any rank" if source == ANY else f"rank {source}"
+        length = torch.zeros(1, dtype=torch.int64)
+        origin = None if source == ANY else self._world(source)
+        work = dist.irecv(length, origin, self._group, 2 * tag)
+        self._wait(work, name, who, timeout)
+        world_source = work._source_rank() if source == ANY else origin
+        block = torch.from_numpy(np.empty(int(length), np.uint8))
+        self._wait(dist.irecv(block, world_source, self._group, 2 * tag + 1), name, who)
+        sender = dist.get_group_rank(self._group, world_source)
+        return sender, Message.unpack(block.numpy())
+
+    def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        work = dist.all_reduce(x.detach(), _OPS[op], self._group, async_op=True)
+
+        def finish() -> None:
+            self._finish(work, "all_reduce")
+            if op == "mean":
+                x.detach().div_(self.size)
+
+        return Deferred(finish)
+
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
+        self.iall_reduce(x, op).wait()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
+        work = dist.reduce_scatter_tensor(out, x.detach(), _OPS[op], self._group, async_op=True)
+        self._finish(work, "reduce_scatter")
+        if op == "mean":
+            out /= self.size
+
+    def all_gather(self, out: Tensor, x: Tensor) -> None:
+        work = dist.all_gather_into_tensor(out, x.detach(), self._group, async_op=True)
+        self._finish(work, "all_gather")
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        work = dist.broadcast(x.detach(), self._world(root), self._group, async_op=True)
+        self._finish(work, "broadcast")
+
+    def barrier(self) -> None:
+        self._finish(dist.barrier(self._group, async_op=True), "barrier")
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        mine = torch.tensor([color, key, self.rank])
+        everyone = torch.zeros(3 * self.size, dtype=torch.int64)
+        self.all_gather(everyone, mine)
+        rows = everyone.view(-1, 3).tolist()
+        # Every rank must take part in making every group, in the same order.
+        groups = {}
+        for wanted in sorted({c for c, _, _ in rows}):
+            members = [self._world(r) for _, r in sorted((k, r) for c, k, r in rows if c == wanted)]
+            limit = timedelta(seconds=self._deadline)
+            groups[wanted] = dist.new_group(members, timeout=limit, use_local_synchronization=False)
+        return TorchComm(groups[color], self._deadline)

@@ -1,0 +1,246 @@
+"""The life of one rank in `hocket train`: Hocket's own training loop around a strategy."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket import optim
+from hocket.core.clock import RealClock
+from hocket.core.comm import Rank
+from hocket.core.errors import UserError
+from hocket.core.shard import Shards
+from hocket.core.vector import FlatModel, Gradient
+from hocket.core.worker import Worker
+from hocket.measure.meter import Metered
+from hocket.measure.trace import Trace
+from hocket.spec import RunSpec, load_task
+from hocket.tasks import SampleSet, Task
+
+_building = threading.Lock()  # models draw their initial weights from torch's one global generator
+
+
+def run_program(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
+    """For engines that start fresh processes: the spec says it all."""
+    spec = RunSpec(**argument)
+    task = load_task(spec.task, spec.seed, spec.data)
+    return Loop(rank, spec, task, *task.load()).run()
+
+
+def device_of(name: str, rank: int) -> torch.device:
+    """This rank's device; ranks share out the GPUs."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if not name.startswith("cuda"):
+        raise UserError(f"device must be cpu or cuda, got {name!r}")
+    if not torch.cuda.is_available():
+        raise UserError("device cuda: PyTorch sees no GPU here; use --device cpu")
+    return torch.device(name if ":" in name else f"cuda:{rank % torch.cuda.device_count()}")
+
+
+class Loop:
+    """Trains one replica, evaluates at the end of every epoch, and tells what happened."""
+
+    def __init__(self, rank: Rank, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> None:
+        assert spec.workers and spec.batch and spec.lr and spec.optimizer and spec.momentum is not None
+        self._rank, self._spec, self._task = rank, spec, task
+        self._device = device_of(spec.device, rank.comm.rank)
+        self._train, self._test = train.to(self._device), test.to(self._device)
+        with _building:
+            self._model = FlatModel(task.build_model(spec.seed), self._device)
+        self._module = self._model.model
+        optimizer = optim.make(spec.optimizer, self._model, spec.lr, spec.momentum)
+        self._trace = Trace(spec.trace)
+        self._comm = Metered(rank.comm, rank.clock, rank.status, self._trace)
+        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed)
+        self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
+        self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
+        self._losses = torch.zeros(self._shards.steps, device=self._device)
+        self._weights = torch.zeros(self._shards.steps)
+        self._curve: list[dict[str, Any]] = []
+        self._verdict = "finished"
+        self._diverged_at: int | None = None
+
+    def run(self) -> dict[str, Any]:
+        rank, worker, clock = self._rank, self._worker, self._rank.clock
+        if self._device.type == "cpu" and rank.comm.size > 1:
+            torch.set_num_threads(1)
+        torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)  # dropout and the like
+        with clock.paused():
+            rank.comm.barrier()
+        began_s = self._began_s = clock.now()
+        self._real = RealClock()
+        steps = self._spec.make_strategy().worker(worker)
+        next(steps)
+        for step_of_epoch in self._batches(steps):
+            if self._pulse(step_of_epoch, final=False):
+                break
+        last = worker.step % self._shards.steps or self._shards.steps
+        try:
+            steps.send(None)
+            raise AssertionError("a strategy must end when it is sent None")
+        except StopIteration:
+            pass
+        self._pulse(last, final=True)
+        seconds, real_seconds = clock.now() - began_s, self._real.now()
+        with clock.paused():
+            self._comm.settle()
+            if rank.comm.rank == 0:
+                self._tell_model()
+            return self._report(seconds) | {"real_seconds": real_seconds}
+
+    def _batches(self, steps: Any) -> Iterator[int]:
+        """Run the strategy; pause after each epoch but the last, giving the number of steps in it."""
+        worker, status, clock = self._worker, self._rank.status, self._rank.clock
+        model, module, loss_of = self._model, self._module, self._task.loss
+        assert self._spec.batch
+        gradient = Gradient(model.g, 0)
+        share = 1.0 / self._spec.batch
+        module.train()
+        while True:
+            batches = self._shards.epoch(worker.step // self._shards.steps, worker.rank)
+            for i, index in enumerate(batches):
+                status.stop()
+                began = clock.now()
+                samples = len(index)
+                model.g.zero_()
+                if samples:
+                    inputs, targets = self._batch(self._train, index)
+                    loss = loss_of(module(inputs), targets)
+                    loss.backward()
+                    self._losses[i] = loss.detach()
+                else:
+                    self._losses[i] = 0.0
+                self._weights[i] = samples
+                clock.charge(samples * share)
+                worker.step += 1
+                status.step = worker.step
+                status.samples += samples
+                self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
+                gradient.samples = samples
+                steps.send(gradient)
+                if worker.step == self._total_steps:
+                    return
+            yield len(batches)
+
+    def _batch(self, samples: SampleSet, index: Tensor) -> tuple[Any, Any]:
+        inputs, targets = samples.take(index)
+        return inputs.to(self._device), targets.to(self._device)
+
+    def _pulse(self, steps: int, *, final: bool) -> bool:
+        """The end of an epoch: all ranks meet, the model is evaluated outside the clock. True ends the run."""
+        rank, clock = self._rank, self._rank.clock
+        with clock.free():
+            self._comm.barrier()  # inside the clock: who is early waits
+        now = clock.now() - self._began_s
+        with clock.paused(), self._real.paused():
+            losses, weights = self._losses[:steps].cpu(), self._weights[:steps]
+            finite = torch.isfinite(losses)
+            sums = torch.tensor(
+                [float((losses * weights).sum()), float(weights.sum()), float((~finite).any())],
+                dtype=torch.float64,
+            )
+            rank.comm.all_reduce(sums)
+            train_loss = float(sums[0] / sums[1])
+            diverged = bool(sums[2]) or not math.isfinite(train_loss)
+            if diverged and self._diverged_at is None:
+                bad = torch.nonzero(~finite)
+                first = int(bad[0]) if len(bad) else steps - 1
+                self._diverged_at = self._worker.step - steps + first + 1
+            stop = torch.zeros(1)
+            model = self._consensus(final)
+            if rank.comm.rank == 0:
+                stop[0] = self._judge(model, now, train_loss, diverged)
+            rank.comm.broadcast(stop)
+            rank.status.loss = train_loss
+            if events := self._trace.take():
+                rank.tell("events", {"events": events}, b"")
+            rank.comm.barrier()
+        return bool(stop[0])
+
+    def _consensus(self, final: bool) -> Tensor:
+        """The mean of the replicas; at the end they are all the same."""
+        replica = self._model.replica
+        if final or self._rank.comm.size == 1:
+            return replica
+        mean = replica.clone()
+        self._rank.comm.all_reduce(mean, "mean")
+        return mean
+
+    def _judge(self, model: Tensor, now: float, train_loss: float, diverged: bool) -> bool:
+        """Evaluate on rank 0, record a point of the learning curve, and say whether to stop."""
+        task, spec = self._task, self._spec
+        test_loss, metric = self._evaluate(model)
+        step = self._worker.step
+        point = {
+            "step": step,
+            "epoch": step / self._shards.steps,
+            "seconds": now,
+            "train_loss": _json(train_loss),
+            "test_loss": _json(test_loss),
+            f"test_{task.metric_name}": _json(metric),
+        }
+        if not self._curve or self._curve[-1]["step"] != step:
+            self._curve.append(point)
+            self._rank.tell("point", point, b"")
+        if diverged:
+            self._verdict = "diverged"
+        elif spec.target is not None and task.reached(metric, spec.target):
+            self._verdict = "reached-target"
+        return self._verdict != "finished"
+
+    def _evaluate(self, replica: Tensor) -> tuple[float, float]:
+        """Mean loss and metric of `replica` on the test samples."""
+        own = self._model.replica
+        saved = None if replica is own else own.clone()
+        if saved is not None:
+            own.copy_(replica)
+        loss_sum = metric_sum = 0.0
+        self._module.eval()
+        with torch.no_grad():
+            for index in torch.arange(len(self._test)).split(2048):
+                inputs, targets = self._batch(self._test, index)
+                output = self._module(inputs)
+                loss_sum += float(self._task.loss(output, targets)) * len(index)
+                metric_sum += float(self._task.metric(output, targets)) * len(index)
+        self._module.train()
+        if saved is not None:
+            own.copy_(saved)
+        return loss_sum / len(self._test), metric_sum / len(self._test)
+
+    def _tell_model(self) -> None:
+        from safetensors.torch import save
+
+        state = {name: t.detach().cpu().contiguous().clone() for name, t in self._module.state_dict().items()}
+        self._rank.tell("model", {}, save(state))
+
+    def _report(self, seconds: float) -> dict[str, Any]:
+        totals = self._comm.totals
+        busy = totals.communication_s + totals.waiting_s
+        return {
+            "seconds": seconds,
+            "steps": self._worker.step,
+            "epochs": self._worker.step / self._shards.steps,
+            "samples": self._rank.status.samples,
+            "compute": max(seconds - busy, 0.0),
+            "communication": totals.communication_s,
+            "waiting": totals.waiting_s,
+            "bytes_sent": totals.bytes_sent,
+            "messages": totals.messages,
+            "staleness": {str(k): v for k, v in self._worker.staleness.items()},
+            "dropped_events": self._trace.dropped,
+            "parameters": self._model.x.numel(),
+            "verdict": self._verdict,
+            "diverged_at_step": self._diverged_at,
+            "curve": self._curve,
+        }
+
+
+def _json(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None

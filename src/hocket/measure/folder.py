@@ -1,0 +1,56 @@
+"""A run's folder: spec.toml, events.jsonl, curve.csv, model.safetensors and result.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hocket.core.errors import UserError
+from hocket.measure.result import Result
+
+_OURS = ("spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json")
+
+
+class RunFolder:
+    """Writes as the run goes, so that a run which is cut off can still be read."""
+
+    def __init__(self, path: Path, spec: str, *, force: bool) -> None:
+        if path.exists() and not force:
+            raise UserError(f"{path} exists already; choose another --out, or replace the run in it with --force")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for name in _OURS:
+                (path / name).unlink(missing_ok=True)
+            (path / "spec.toml").write_text(spec)
+            self._events = (path / "events.jsonl").open("w", buffering=1)
+            self._curve = (path / "curve.csv").open("w", newline="", buffering=1)
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
+        self.path = path
+        self._writer: csv.DictWriter[str] | None = None
+
+    def event(self, rank: int, event: dict[str, Any]) -> None:
+        self._events.write(json.dumps({"rank": rank, **event}) + "\n")
+
+    def point(self, point: dict[str, Any]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._curve, list(point))
+            self._writer.writeheader()
+        self._writer.writerow(point)
+
+    def model(self, blob: bytes) -> None:
+        self._replace("model.safetensors", blob)
+
+    def finish(self, result: Result) -> None:
+        self._replace("result.json", (json.dumps(result.to_json(), indent=1) + "\n").encode())
+        self._events.close()
+        self._curve.close()
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write in one piece: a reader never sees half a file."""
+        part = self.path / f".{name}.part"
+        part.write_bytes(content)
+        os.replace(part, self.path / name)

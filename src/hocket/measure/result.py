@@ -1,0 +1,99 @@
+"""The result of a run, as Python value and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hocket.version import __version__
+
+Verdict = Literal["reached-target", "finished", "diverged", "crashed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `state` holds the final model's tensors; everything else is in `result.json` too."""
+
+    task: str
+    strategy: str
+    engine: str
+    workers: int
+    seed: int
+    verdict: Verdict
+    seconds: float
+    """Training alone: evaluation is outside the clock."""
+    virtual_seconds: float | None
+    """Under `sim`: the simulated time, which the curve, the rate and the times of the workers are in."""
+    samples_per_s: float
+    steps: int
+    epochs: float
+    train_loss: float | None
+    test_loss: float | None
+    metric: str
+    test_metric: float | None
+    target: float | None
+    time_to_target: float | None
+    bytes_sent: int
+    staleness: dict[str, Any]
+    per_worker: list[dict[str, float]]
+    """Seconds of compute, communication and waiting, and bytes, of each worker."""
+    curve: list[dict[str, Any]]
+    parameters: int
+    versions: dict[str, str]
+    diverged_at_step: int | None = None
+    error: str | None = None
+    out: str | None = None
+    state: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "state"}
+        values[f"test_{self.metric}"] = values.pop("test_metric")
+        return values
+
+    @property
+    def test_accuracy(self) -> float | None:
+        return self.test_metric
+
+
+def staleness_summary(histogram: Counter[int]) -> dict[str, Any]:
+    """Mean, maximum and histogram of the updates' staleness."""
+    updates = sum(histogram.values())
+    return {
+        "mean": sum(tau * n for tau, n in histogram.items()) / updates if updates else 0.0,
+        "max": max(histogram, default=0),
+        "histogram": {str(tau): histogram[tau] for tau in sorted(histogram)},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that matters to a result."""
+    import numpy
+
+    found = {
+        "hocket": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+    }
+    for package in ("mpi4py", "mpich", "numba"):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,32 @@
+"""The event log of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DETAIL = 10_000
+"""Events that each rank records one by one, unless the user says otherwise; what follows is only counted."""
+
+
+class Trace:
+    """Events in the order in which they ended. The first `limit` are kept, the rest counted."""
+
+    def __init__(self, limit: int = DETAIL) -> None:
+        self._limit = limit
+        self._events: list[tuple[str, float, float, dict[str, Any]]] = []
+        self.dropped = 0
+
+    def add(self, event: str, start_s: float, end_s: float, **fields: Any) -> None:
+        if self._limit:
+            self._limit -= 1
+            self._events.append((event, start_s, end_s, fields))
+        else:
+            self.dropped += 1
+
+    def take(self) -> list[dict[str, Any]]:
+        """The events since the last call, ready for JSON."""
+        events, self._events = self._events, []
+        return [
+            {"event": event, "t": round(start, 9), "seconds": round(end - start, 9), **fields}
+            for event, start, end, fields in events
+        ]

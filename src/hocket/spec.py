@@ -1,0 +1,228 @@
+"""What a run is: a RunSpec, from flags, Python or a TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import sys
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hocket import optim
+from hocket.core.errors import UserError
+from hocket.core.registry import convert, parse_options, unknown
+from hocket.strategies import Strategy, strategy
+from hocket.engines import DEADLINE_S, Engine, engine
+from hocket.measure.trace import DETAIL
+from hocket.tasks import Task, task
+
+WORKERS = 2
+"""How many workers, unless the strategy or the user says otherwise."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run. What is None takes the task's, the strategy's or the machine's default."""
+
+    task: str
+    strategy: str = "allreduce"
+    engine: str | None = None
+    workers: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int | None = None
+    """Samples a step of each worker."""
+    lr: float | None = None
+    momentum: float | None = None
+    optimizer: str | None = None
+    seed: int = 0
+    target: float | None = None
+    """Stop when the test metric reaches this."""
+    data: str | None = None
+    device: str = "cpu"
+    deadline: float = DEADLINE_S
+    """Seconds that a rank may wait for another."""
+    trace: int = DETAIL
+    """Events that each rank logs one by one."""
+    hosts: str = ""
+    mpiexec: str = ""
+    sim: dict[str, str] = field(default_factory=dict)
+    """Options of the simulator."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str) -> RunSpec:
+        """A spec from what a TOML file or key=value overrides gave."""
+        hints = typing.get_type_hints(cls)
+        known = [f.name for f in dataclasses.fields(cls)]
+        checked: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in known:
+                raise UserError(f"{source}: {unknown('setting', key, known)}")
+            if key == "sim":
+                if not isinstance(value, Mapping):
+                    raise UserError(f"{source}: sim must be a table, such as [sim] with compute = \"2ms\"")
+                checked[key] = {k: str(v) for k, v in value.items()}
+            elif value is not None:
+                checked[key] = convert(value, hints[key], f"{source}: {key}")
+        if "task" not in checked:
+            raise UserError(f"{source} names no task; give one, such as 'hocket train digits'")
+        return cls(**checked)
+
+    def to_toml(self) -> str:
+        """The spec as TOML. JSON's strings, numbers and booleans are TOML's too."""
+        values = dataclasses.asdict(self)
+        sim = values.pop("sim")
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value not in (None, "")]
+        if sim:
+            lines += ["", "[sim]"] + [f"{key} = {json.dumps(value)}" for key, value in sim.items()]
+        return "\n".join(lines) + "\n"
+
+    def resolved(self, task: Task) -> RunSpec:
+        """With every default filled in, so that the spec alone reproduces the run. Refuses what cannot run."""
+        optimizer = self.optimizer or task.optimizer
+        momentum = self.momentum
+        if momentum is None:
+            momentum = task.momentum if optim.takes_momentum(optimizer) else 0.0
+        elif momentum and not optim.takes_momentum(optimizer):
+            raise UserError(f"optimizer {optimizer} takes no momentum; leave --momentum out, or use --optimizer sgd")
+        workers = self.workers
+        if workers is None:
+            workers = 1 if self.make_strategy().name == "serial" else WORKERS
+        spec = dataclasses.replace(
+            self,
+            workers=workers,
+            epochs=task.epochs if self.epochs is None and self.steps is None else self.epochs,
+            batch=task.batch if self.batch is None else self.batch,
+            lr=task.lr if self.lr is None else self.lr,
+            momentum=momentum,
+            optimizer=optimizer,
+        )
+        spec.check()
+        return spec
+
+    def check(self) -> None:
+        for name in ("workers", "epochs", "steps", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be 1 or more, got {value}")
+        if self.epochs is not None and self.steps is not None:
+            raise UserError("give epochs or steps, not both")
+        for name in ("lr", "momentum", "target", "deadline"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise UserError(f"{name} must be finite, got {value}")
+        if self.lr is not None and self.lr <= 0:
+            raise UserError(f"lr must be greater than 0, got {self.lr:g}")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise UserError(f"momentum must be at least 0 and less than 1, got {self.momentum:g}")
+        if self.deadline <= 0:
+            raise UserError(f"deadline must be greater than 0 seconds, got {self.deadline:g}")
+        if not 0 <= self.seed < 2**40:
+            raise UserError(f"seed must be 0 or more and less than 2**40, got {self.seed}")
+        if self.trace < 0:
+            raise UserError(f"trace must be 0 or more, got {self.trace}")
+        if self.sim and self.engine not in (None, "sim"):
+            raise UserError(f"--sim has no meaning on engine {self.engine}; add --engine sim")
+        if self.optimizer is not None:
+            optim.parse(self.optimizer)
+        if self.workers is not None:
+            self.make_strategy().check(self.workers)
+
+    def make_strategy(self) -> Strategy:
+        return strategy.make(self.strategy)
+
+    def make_engine(self) -> Engine:
+        """The engine, with the options that concern it."""
+        assert self.engine is not None
+        name, _, rest = self.engine.partition(":")
+        cls = engine[name]
+        chosen = parse_options(cls, f"engine {name}", rest)
+        fields = {f.name for f in dataclasses.fields(typing.cast(Any, cls))}
+        own = {"deadline": self.deadline, "hosts": self.hosts, "mpiexec": self.mpiexec, "seed": self.seed}
+        given = {k: v for k, v in own.items() if k in fields and v != ""}
+        if name == "sim":
+            chosen |= parse_options(cls, "sim", ",".join(f"{k}={v}" for k, v in self.sim.items()))
+        return cls(**(given | chosen))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no spec file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def load_task(name: str, seed: int, data: str | None) -> Task:
+    """The task that a name stands for: one that ships with Hocket, or `path/to/file.py:task`."""
+    path, colon, attribute = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        found = getattr(load_file(Path(path)), attribute, None)
+        if isinstance(found, Task):
+            return found
+        what = "is not a hocket.Task" if found is not None else "does not exist"
+        raise UserError(f"{attribute} in {path} {what}; write there: {attribute} = hocket.Task(model=..., data=...)")
+    if name.endswith(".py"):
+        raise UserError(f"say which task of {name} to train: {name}:task")
+    folder = Path(data).expanduser() if data else None
+    return task.make(name).make(seed, folder)
+
+
+class StopLoading(BaseException):
+    """Raised by `hocket.fit` while a task's file is being loaded: what stands above it is all that is needed."""
+
+
+loading = False
+"""Whether a user's file is being loaded for the task that it defines."""
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a user's file, as far as the first `hocket.fit` at its top level."""
+    global loading
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"hocket_user_{path.stem}", path.resolve())
+    assert spec is not None and spec.loader is not None
+    if spec.name in sys.modules and getattr(sys.modules[spec.name], "__file__", None) == str(path.resolve()):
+        return sys.modules[spec.name]
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[spec.name] = module
+    loading = True
+    try:
+        spec.loader.exec_module(module)
+    except StopLoading:
+        pass
+    except Exception as error:
+        del sys.modules[spec.name]
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        line = f", line {where.tb_lineno}" if where is not None else ""
+        raise UserError(f"cannot import {path}{line}: {type(error).__name__}: {error}") from error
+    finally:
+        loading = False
+    return module
+
+
+def find_name(wanted: Task) -> str | None:
+    """`file.py:name` of a task that stands at the top level of a loaded module, for fresh processes to find it."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(module, ModuleType) or not file or not str(file).endswith(".py"):
+            continue
+        for name, value in vars(module).items():
+            if value is wanted:
+                return f"{os.path.abspath(file)}:{name}"
+    return None

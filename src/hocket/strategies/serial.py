@@ -1,0 +1,25 @@
+"""One worker: what every other strategy is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hocket.core.errors import UserError
+from hocket.core.worker import Need, Steps, Worker, strategy
+
+
+@strategy("serial")
+@dataclass(frozen=True)
+class Serial:
+    """One worker, no communication: the baseline."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    def check(self, workers: int) -> None:
+        if workers != 1:
+            raise UserError(f"strategy serial runs 1 worker, got {workers}; use --workers 1, or --strategy allreduce")
+
+    def worker(self, w: Worker) -> Steps:
+        while (g := (yield)) is not None:
+            w.descend(g)

@@ -1,0 +1,123 @@
+"""What is trained: a model, its data, loss, metric and target."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, default_collate
+
+from hocket.core.errors import UserError
+from hocket.core.registry import Registry
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """The share of samples whose largest output is the target class."""
+    return (output.argmax(-1) == target).float().mean()
+
+
+Samples = tuple[Tensor, Tensor] | Dataset[Any]
+"""Inputs and targets as two tensors (fast), or any map-style dataset of (input, target)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data, loss and metric, with the settings it trains well with.
+
+    `model` is a module or a function that makes one; `data` is (train, test) or a function that gives
+    them. `metric` is a mean over samples; larger is better unless `lower_is_better`.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    data: tuple[Samples, Samples] | Callable[[], tuple[Samples, Samples]]
+    loss: Callable[[Any, Any], Tensor] = F.cross_entropy
+    metric: Callable[[Any, Any], Tensor | float] = accuracy
+    metric_name: str = "accuracy"
+    lower_is_better: bool = False
+    target: float | None = None
+    """The metric at which the task counts as learnt; `time_to_target` is measured against it."""
+    epochs: int = 10
+    batch: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    optimizer: str = "sgd"
+
+    def build_model(self, seed: int) -> nn.Module:
+        """A fresh model: the same one for the same seed. Not to be called from two threads at once."""
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.model()
+        if not isinstance(model, nn.Module):
+            raise UserError(f"Task.model must give a torch.nn.Module; it gave a {type(model).__name__}")
+        return model
+
+    def load(self) -> tuple[SampleSet, SampleSet]:
+        """The training and the test samples."""
+        data = self.data() if callable(self.data) else self.data
+        if not (isinstance(data, tuple) and len(data) == 2):
+            raise UserError("Task.data must be (train, test), or a function that gives them")
+        return SampleSet(data[0], "train"), SampleSet(data[1], "test")
+
+    def reached(self, value: float, target: float) -> bool:
+        return value <= target if self.lower_is_better else value >= target
+
+
+class SampleSet:
+    """Samples that are taken by index, many at a time."""
+
+    def __init__(self, samples: Samples, name: str) -> None:
+        self._tensors: tuple[Tensor, Tensor] | None = None
+        self._dataset: Any = None
+        if isinstance(samples, tuple):
+            if len(samples) != 2 or not all(isinstance(t, Tensor) for t in samples):
+                raise UserError(f"Task.data: {name} must be a Dataset or two tensors (inputs, targets)")
+            if len(samples[0]) != len(samples[1]):
+                raise UserError(
+                    f"Task.data: {name} has {len(samples[0])} inputs but {len(samples[1])} targets"
+                )
+            self._tensors = samples
+        elif hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
+            self._dataset = samples
+        else:
+            raise UserError(f"Task.data: {name} must have a length and take an index (a map-style Dataset)")
+        if len(self) == 0:
+            raise UserError(f"Task.data: {name} has no samples")
+
+    def __len__(self) -> int:
+        return len(self._tensors[0]) if self._tensors is not None else len(self._dataset)
+
+    def take(self, index: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of these samples."""
+        if self._tensors is not None:
+            inputs, targets = self._tensors
+            index = index.to(inputs.device)
+            return inputs.index_select(0, index), targets.index_select(0, index)
+        inputs, targets = default_collate([self._dataset[i] for i in index.tolist()])
+        return inputs, targets
+
+    def to(self, device: torch.device) -> SampleSet:
+        """The same samples; tensors are moved to `device` as a whole."""
+        if self._tensors is None:
+            return self
+        inputs, targets = self._tensors
+        return SampleSet((inputs.to(device), targets.to(device)), "samples")
+
+
+class Recipe(Protocol):
+    """A task that ships with Hocket. A frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str]
+
+    def make(self, seed: int, data: Path | None) -> Task:
+        """The task; `data` is where the user keeps data sets, if they said."""
+
+
+task: Registry[Recipe] = Registry("task", "tasks")

@@ -1,0 +1,263 @@
+"""RunSpec -> Result: choose the engine, run the ranks, record what they tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback as tb
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.core.comm import Rank, Status
+from hocket.core.errors import RankFailed, UserError
+from hocket.core.shard import Shards
+from hocket.display import Display, Silent
+from hocket.engines import Listener, Program, engine, mpi
+from hocket.engines import torch as torch_engine
+from hocket.loop import Loop, device_of
+from hocket.measure.folder import RunFolder
+from hocket.measure.result import Result, Verdict, staleness_summary, versions
+from hocket.spec import RunSpec, find_name, load_task
+from hocket.tasks import Task
+
+__all__ = ["train"]
+
+
+def train(
+    spec: RunSpec, task: Task | None = None, *, out: Path | None = None, force: bool = False, display: Display | None = None
+) -> Result:
+    """Run one training. `task` is a user's own object; without it `spec.task` names one."""
+    display = display or Silent()
+    given, task = task, task or load_task(spec.task, spec.seed, spec.data)
+    spec, reason = _choose_engine(spec, given)
+    spec = spec.resolved(task)
+    chosen = spec.make_engine()
+    assert spec.workers and spec.batch and spec.engine
+    strategy = spec.make_strategy()
+    if missing := strategy.needs - chosen.offers:
+        able = [n for n in engine if strategy.needs <= engine[n].offers]
+        raise UserError(
+            f"strategy {strategy.name} needs {', '.join(sorted(missing))}, which engine {chosen.name} lacks; "
+            f"use --engine {' or '.join(able)}"
+        )
+    device_of(spec.device, 0)
+    samples = task.load()
+    _check_batch(spec, len(samples[0]))
+
+    main: Callable[[Rank], Any]
+    if chosen.name in ("mpi", "torch"):
+        main = Program("hocket.loop:run_program", dataclasses.asdict(spec)) if spec.task else _unnamed
+    else:
+        main = lambda rank: Loop(rank, spec, task, *samples).run()  # noqa: E731
+
+    is_root = not (mpi.inside() and mpi.rank_from_environment() or torch_engine.inside() and torch_engine.rank())
+    folder = RunFolder(out, spec.to_toml(), force=force) if out and is_root else None
+    recorder = Recorder(spec, task, folder, display if is_root else Silent())
+    steps = spec.steps or Shards(len(samples[0]), spec.workers, spec.batch, spec.seed).steps * (spec.epochs or 1)
+    display.begin(_title(spec, reason), steps)
+    return recorder.record(lambda: chosen.run(main, spec.workers or 1, recorder))
+
+
+def _unnamed(rank: Rank) -> Any:
+    raise AssertionError("refused before it is run")
+
+
+def _title(spec: RunSpec, reason: str) -> str:
+    workers = "1 worker" if spec.workers == 1 else f"{spec.workers} workers"
+    return f"{spec.task or 'task'}: {spec.strategy} on {workers}, engine {spec.engine}{reason}, batch {spec.batch} a worker"
+
+
+def _check_batch(spec: RunSpec, samples: int) -> None:
+    assert spec.workers and spec.batch
+    shard = samples // spec.workers
+    if spec.batch > shard:
+        raise UserError(
+            f"batch {spec.batch} is larger than a worker's shard of {shard} samples "
+            f"({samples} samples, {spec.workers} workers); use --batch {max(shard, 1)} or fewer workers"
+        )
+
+
+def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
+    """The engine that was asked for, or the best that can start; inside a launcher, its ranks."""
+    if given is not None and not spec.task:
+        spec = dataclasses.replace(spec, task=find_name(given) or "")
+    reason = ""
+    name = spec.engine
+    if name is None:
+        if spec.sim:
+            name, reason = "sim", " (because of --sim)"
+        elif torch_engine.inside():
+            name, reason = "torch", " (started by torchrun)"
+        elif mpi.inside():
+            name, reason = "mpi", " (started by mpiexec)"
+        elif why := mpi.available():
+            name, reason = "threads", f" ({why})"
+        elif not spec.task:
+            name, reason = "threads", " (the task has no name that fresh processes could find)"
+        else:
+            name, reason = "mpi", " (default)"
+        spec = dataclasses.replace(spec, engine=name)
+    elif name.partition(":")[0] not in engine:
+        engine[name.partition(":")[0]]  # raises, with the nearest name
+    if spec.workers is None:
+        if name == "mpi" and mpi.inside():
+            spec = dataclasses.replace(spec, workers=mpi.size_from_environment())
+        elif name == "torch" and torch_engine.inside():
+            spec = dataclasses.replace(spec, workers=torch_engine.size_from_environment())
+    return spec, reason
+
+
+class Recorder(Listener):
+    """Hears the ranks, keeps the folder and the display up to date, and makes the Result."""
+
+    def __init__(self, spec: RunSpec, task: Task, folder: RunFolder | None, display: Display) -> None:
+        self._spec, self._task, self._folder, self._display = spec, task, folder, display
+        self._curve: list[dict[str, Any]] = []
+        self._statuses: Sequence[Status] = []
+        self._model = b""
+
+    def record(self, run: Callable[[], list[dict[str, Any]]]) -> Result:
+        try:
+            result = self._finished(run())
+        except KeyboardInterrupt:
+            self._close(self._cut_off("interrupted", "interrupted by the user"))
+            raise
+        except RankFailed as failure:
+            self.failed(failure)
+            raise
+        except BaseException:
+            self._close(self._cut_off("crashed", tb.format_exc()))
+            raise
+        self._close(result)
+        return result
+
+    def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
+        match kind:
+            case "events" if self._folder:
+                for event in data["events"]:
+                    self._folder.event(rank, event)
+            case "point":
+                self._curve.append(data)
+                self._display.metric(self._task.metric_name, data[self._metric_key()], data["train_loss"])
+                if self._folder:
+                    self._folder.point(data)
+            case "model":
+                self._model = blob
+                if self._folder:
+                    self._folder.model(blob)
+
+    def output(self, line: str) -> None:
+        self._display.note(line)
+
+    def tick(self, statuses: Sequence[Status]) -> None:
+        self._statuses = statuses
+        self._display.update(statuses)
+
+    def failed(self, failure: RankFailed) -> None:
+        self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
+
+    def _metric_key(self) -> str:
+        return f"test_{self._task.metric_name}"
+
+    def _close(self, result: Result) -> None:
+        self._display.end()
+        if self._folder:
+            self._folder.finish(result)
+
+    def _finished(self, reports: list[dict[str, Any]]) -> Result:
+        first = reports[0]
+        histogram: Counter[int] = Counter()
+        for report in reports:
+            histogram.update({int(k): v for k, v in report["staleness"].items()})
+        if self._folder and (dropped := sum(r["dropped_events"] for r in reports)):
+            self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": f"trace={self._spec.trace}"})
+        keys = ("seconds", "compute", "communication", "waiting", "bytes_sent", "messages", "steps", "samples")
+        return self._result(
+            verdict=first["verdict"],
+            seconds=first["real_seconds"],
+            clock_seconds=first["seconds"],
+            samples=sum(r["samples"] for r in reports),
+            steps=first["steps"],
+            epochs=first["epochs"],
+            curve=first["curve"],
+            bytes_sent=sum(r["bytes_sent"] for r in reports),
+            staleness=histogram,
+            per_worker=[{k: r[k] for k in keys} for r in reports],
+            parameters=first["parameters"],
+            diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
+        )
+
+    def _cut_off(self, verdict: Verdict, error: str) -> Result:
+        """What is known of a run that did not end by itself."""
+        last = self._curve[-1] if self._curve else {"step": 0, "epoch": 0.0, "seconds": 0.0}
+        return self._result(
+            verdict=verdict,
+            seconds=last["seconds"],
+            clock_seconds=last["seconds"],
+            samples=sum(s.samples for s in self._statuses),
+            steps=min((s.step for s in self._statuses), default=0),
+            epochs=last["epoch"],
+            curve=self._curve,
+            bytes_sent=0,
+            staleness=Counter(),
+            per_worker=[{"steps": s.step, "samples": s.samples} for s in self._statuses],
+            parameters=0,
+            diverged_at_step=None,
+            error=error,
+        )
+
+    def _result(
+        self,
+        *,
+        verdict: Verdict,
+        seconds: float,
+        clock_seconds: float,
+        samples: int,
+        curve: list[dict[str, Any]],
+        staleness: Counter[int],
+        **rest: Any,
+    ) -> Result:
+        spec = self._spec
+        assert spec.engine and spec.workers
+        last = curve[-1] if curve else {}
+        simulated = spec.engine.partition(":")[0] == "sim"
+        target = spec.target if spec.target is not None else self._task.target
+        reached = (
+            p["seconds"]
+            for p in curve
+            if target is not None
+            and p[self._metric_key()] is not None
+            and self._task.reached(p[self._metric_key()], target)
+        )
+        return Result(
+            task=spec.task or "task",
+            strategy=spec.strategy,
+            engine=spec.engine,
+            workers=spec.workers,
+            seed=spec.seed,
+            verdict=verdict,
+            seconds=seconds if simulated else clock_seconds,
+            virtual_seconds=clock_seconds if simulated else None,
+            samples_per_s=samples / clock_seconds if clock_seconds else 0.0,
+            train_loss=last.get("train_loss"),
+            test_loss=last.get("test_loss"),
+            metric=self._task.metric_name,
+            test_metric=last.get(self._metric_key()),
+            target=target,
+            time_to_target=next(reached, None),
+            staleness=staleness_summary(staleness),
+            curve=curve,
+            versions=versions(),
+            out=str(self._folder.path) if self._folder else None,
+            state=self._state(),
+            **rest,
+        )
+
+    def _state(self) -> dict[str, Tensor]:
+        from safetensors.torch import load
+
+        return load(self._model) if self._model else {}
