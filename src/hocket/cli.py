@@ -83,30 +83,62 @@ def hocket(
 def train(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TASK] [KEY=VALUE]...", help="A task (see 'hocket list') or path/to/file.py:task; then settings that override --spec."),
+        typer.Argument(
+            metavar="[TASK] [KEY=VALUE]...",
+            help="A task (see 'hocket list') or path/to/file.py:task; then settings that override --spec.",
+        ),
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help="How workers agree, such as local-sgd:every=16. [allreduce]", **_OPTIONS)] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="How workers agree, such as local-sgd:every=16. [allreduce]", **_OPTIONS),
+    ] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers. [2]", **_OPTIONS)] = None,
-    engine: Annotated[str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. [the task's]", **_OPTIONS)] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each worker, in place of epochs.", **_OPTIONS)] = None,
     batch: Annotated[int | None, typer.Option(help="Samples a step of each worker. [the task's]", **_OPTIONS)] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate. [the task's]", **_OPTIONS)] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum. [the task's]", **_OPTIONS)] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw:weight_decay=0.1 ... [the task's]", **_OPTIONS)] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam, adamw:weight_decay=0.1 ... [the task's]", **_OPTIONS)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data order and initial weights. [0]", **_OPTIONS)] = None,
     target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with data sets. [$HOCKET_DATA, the cache]", **_OPTIONS)] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder with data sets. [$HOCKET_DATA, the cache]", **_OPTIONS)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]", **_OPTIONS)] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds that a rank may wait for another. [60]", **_OPTIONS)] = None,
-    sim: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Simulator: compute=2ms, latency=50us, bandwidth=10Gbit, stragglers=1x3.", **_OPTIONS)] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds that a rank may wait for another. [60]", **_OPTIONS)
+    ] = None,
+    sim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Simulator: compute=2ms, latency=50us, bandwidth=10Gbit, stragglers=1x3.",
+            **_OPTIONS,
+        ),
+    ] = None,
     hosts: Annotated[str | None, typer.Option(help="Machines for the engine mpi, such as a:4,b:4.", **_OPTIONS)] = None,
-    mpiexec: Annotated[str | None, typer.Option(help="The MPI launcher. [the one installed with Hocket]", **_OPTIONS)] = None,
-    trace: Annotated[int | None, typer.Option(help="Events that each rank logs one by one. [10000]", **_OPTIONS)] = None,
-    spec: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; a run's folder has one.", **_OPTIONS)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run's record. [runs/TASK-STRATEGY-TIME]", **_OPTIONS)] = None,
+    mpiexec: Annotated[
+        str | None, typer.Option(help="The MPI launcher. [the one installed with Hocket]", **_OPTIONS)
+    ] = None,
+    trace: Annotated[
+        int | None, typer.Option(help="Events that each rank logs one by one. [10000]", **_OPTIONS)
+    ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Settings from a file; a run's folder has one.", **_OPTIONS),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run's record. [runs/TASK-STRATEGY-TIME]", **_OPTIONS)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
+    ] = False,
 ) -> None:
     """Train a task under a strategy."""
     flags = dict(
@@ -202,8 +234,8 @@ def list_() -> None:
 
     from hocket import optim
     from hocket.compress import compressor
-    from hocket.strategies import strategy
     from hocket.engines import engine
+    from hocket.strategies import strategy
     from hocket.tasks import task
 
     console = Console(highlight=False)
@@ -219,14 +251,24 @@ def list_() -> None:
     console.print(", ".join(optim.ELEMENTWISE))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
 def launch(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
     workers: Annotated[int, typer.Option("--workers", "-n", help="Number of ranks.")] = 2,
-    engine: Annotated[str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a rank may wait for another.")] = 60.0,
-    sim: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)] = None,
+    sim: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)
+    ] = None,
     hosts: Annotated[str, typer.Option(help="Machines for the engine mpi, such as a:4,b:4.")] = "",
     mpiexec: Annotated[str, typer.Option(help="The MPI launcher.")] = "",
 ) -> None:

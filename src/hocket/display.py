@@ -130,7 +130,10 @@ class Terminal:
         workers = Table.grid(padding=(0, 2))
         for r, status in enumerate(statuses[:MAX_LINES]):
             workers.add_row(
-                f"worker {r}", f"step {status.step:,}", f"{self._rates.each[r]:,.0f} samples/s", status.operation
+                f"worker {r}",
+                f"step {status.step:,}",
+                f"{self._rates.each[r]:,.0f} samples/s",
+                status.operation,
             )
         if len(statuses) > MAX_LINES:
             workers.add_row(f"and {len(statuses) - MAX_LINES} more")

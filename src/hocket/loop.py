@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +20,6 @@ from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
 from hocket.spec import RunSpec, load_task
 from hocket.tasks import SampleSet, Task
-
-_building = threading.Lock()  # models draw their initial weights from torch's one global generator
 
 
 def run_program(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
@@ -51,8 +48,7 @@ class Loop:
         self._rank, self._spec, self._task = rank, spec, task
         self._device = device_of(spec.device, rank.comm.rank)
         self._train, self._test = train.to(self._device), test.to(self._device)
-        with _building:
-            self._model = FlatModel(task.build_model(spec.seed), self._device)
+        self._model = FlatModel(task.build_model(spec.seed), self._device)
         self._module = self._model.model
         optimizer = optim.make(spec.optimizer, self._model, spec.lr, spec.momentum)
         self._trace = Trace(spec.trace)
@@ -70,9 +66,10 @@ class Loop:
         rank, worker, clock = self._rank, self._worker, self._rank.clock
         if self._device.type == "cpu" and rank.comm.size > 1:
             torch.set_num_threads(1)
-        torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)  # dropout and the like
         with clock.paused():
             rank.comm.barrier()
+        # For dropout and the like; after the barrier, since ranks that are threads share torch's generator.
+        torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)
         began_s = self._began_s = clock.now()
         self._real = RealClock()
         steps = self._spec.make_strategy().worker(worker)
@@ -112,7 +109,7 @@ class Loop:
                 if samples:
                     inputs, targets = self._batch(self._train, index)
                     loss = loss_of(module(inputs), targets)
-                    loss.backward()
+                    torch.autograd.backward(loss)
                     self._losses[i] = loss.detach()
                 else:
                     self._losses[i] = 0.0
@@ -203,7 +200,7 @@ class Loop:
         loss_sum = metric_sum = 0.0
         self._module.eval()
         with torch.no_grad():
-            for index in torch.arange(len(self._test)).split(2048):
+            for index in torch.split(torch.arange(len(self._test)), 2048):
                 inputs, targets = self._batch(self._test, index)
                 output = self._module(inputs)
                 loss_sum += float(self._task.loss(output, targets)) * len(index)

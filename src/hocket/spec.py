@@ -19,9 +19,9 @@ from typing import Any
 from hocket import optim
 from hocket.core.errors import UserError
 from hocket.core.registry import convert, parse_options, unknown
-from hocket.strategies import Strategy, strategy
 from hocket.engines import DEADLINE_S, Engine, engine
 from hocket.measure.trace import DETAIL
+from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task, task
 
 WORKERS = 2
@@ -68,7 +68,7 @@ class RunSpec:
                 raise UserError(f"{source}: {unknown('setting', key, known)}")
             if key == "sim":
                 if not isinstance(value, Mapping):
-                    raise UserError(f"{source}: sim must be a table, such as [sim] with compute = \"2ms\"")
+                    raise UserError(f'{source}: sim must be a table, such as [sim] with compute = "2ms"')
                 checked[key] = {k: str(v) for k, v in value.items()}
             elif value is not None:
                 checked[key] = convert(value, hints[key], f"{source}: {key}")

@@ -19,13 +19,14 @@ from hocket.core.errors import UserError
 from hocket.core.shard import Shards
 from hocket.core.vector import FlatModel, Gradient
 from hocket.core.worker import Worker
-from hocket.strategies import Strategy, strategy as strategies
 from hocket.engines import DEADLINE_S, mpi
 from hocket.engines import torch as torch_engine
 from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import ThreadWorld
 from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
+from hocket.strategies import Strategy
+from hocket.strategies import strategy as strategies
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -107,7 +108,7 @@ class Team:
         needs_closure = isinstance(optimizer, torch.optim.LBFGS)
 
         def original_step() -> object:
-            return original(lambda: loss[0]) if needs_closure else original()  # type: ignore[call-overload]
+            return original(lambda: loss[0]) if needs_closure else original()
 
         worker = Worker(self._comm, self._rank.clock, flat, optimizer, self._seed, original_step)
         steps = self._strategy.worker(worker)

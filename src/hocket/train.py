@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import traceback as tb
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hocket.core.comm import Rank, Status
@@ -28,10 +28,18 @@ __all__ = ["train"]
 
 
 def train(
-    spec: RunSpec, task: Task | None = None, *, out: Path | None = None, force: bool = False, display: Display | None = None
+    spec: RunSpec,
+    task: Task | None = None,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    display: Display | None = None,
 ) -> Result:
     """Run one training. `task` is a user's own object; without it `spec.task` names one."""
     display = display or Silent()
+    if ".py:" in spec.task:  # wherever the spec is read again, it means this file
+        path, _, name = spec.task.rpartition(":")
+        spec = dataclasses.replace(spec, task=f"{Path(path).resolve()}:{name}")
     given, task = task, task or load_task(spec.task, spec.seed, spec.data)
     spec, reason = _choose_engine(spec, given)
     spec = spec.resolved(task)
@@ -45,30 +53,46 @@ def train(
             f"use --engine {' or '.join(able)}"
         )
     device_of(spec.device, 0)
-    samples = task.load()
-    _check_batch(spec, len(samples[0]))
+    train_samples, test_samples = task.load()
+    _check_batch(spec, len(train_samples))
 
-    main: Callable[[Rank], Any]
-    if chosen.name in ("mpi", "torch"):
-        main = Program("hocket.loop:run_program", dataclasses.asdict(spec)) if spec.task else _unnamed
-    else:
-        main = lambda rank: Loop(rank, spec, task, *samples).run()  # noqa: E731
+    def in_this_process(rank: Rank) -> Any:
+        return Loop(rank, spec, task, train_samples, test_samples).run()
 
-    is_root = not (mpi.inside() and mpi.rank_from_environment() or torch_engine.inside() and torch_engine.rank())
+    main: Callable[[Rank], Any] = in_this_process
+    if chosen.starts_processes():
+        if not spec.task:
+            raise UserError(
+                f"engine {chosen.name} starts fresh processes, which must find the task by name: define it at the top "
+                f"level of a file and pass 'path/to/file.py:task', or use engine='threads'"
+            )
+        main = Program("hocket.loop:run_program", dataclasses.asdict(spec))
+
+    joined = mpi.rank_from_environment() if mpi.inside() else torch_engine.rank() if torch_engine.inside() else 0
+    is_root = joined == 0
     folder = RunFolder(out, spec.to_toml(), force=force) if out and is_root else None
     recorder = Recorder(spec, task, folder, display if is_root else Silent())
-    steps = spec.steps or Shards(len(samples[0]), spec.workers, spec.batch, spec.seed).steps * (spec.epochs or 1)
-    display.begin(_title(spec, reason), steps)
-    return recorder.record(lambda: chosen.run(main, spec.workers or 1, recorder))
+    steps = spec.steps or Shards(len(train_samples), spec.workers, spec.batch, spec.seed).steps * (spec.epochs or 1)
+    recorder.begin(_title(spec, reason), steps)
+    with _torch_as_it_was():
+        return recorder.record(lambda: chosen.run(main, spec.workers or 1, recorder))
 
 
-def _unnamed(rank: Rank) -> Any:
-    raise AssertionError("refused before it is run")
+@contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """Give the caller's PyTorch its threads and its random state back: ranks may run in this process."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _title(spec: RunSpec, reason: str) -> str:
     workers = "1 worker" if spec.workers == 1 else f"{spec.workers} workers"
-    return f"{spec.task or 'task'}: {spec.strategy} on {workers}, engine {spec.engine}{reason}, batch {spec.batch} a worker"
+    where = f"engine {spec.engine}{reason}"
+    return f"{spec.task or 'task'}: {spec.strategy} on {workers}, {where}, batch {spec.batch} a worker"
 
 
 def _check_batch(spec: RunSpec, samples: int) -> None:
@@ -119,6 +143,9 @@ class Recorder(Listener):
         self._curve: list[dict[str, Any]] = []
         self._statuses: Sequence[Status] = []
         self._model = b""
+
+    def begin(self, title: str, steps: int) -> None:
+        self._display.begin(title, steps)
 
     def record(self, run: Callable[[], list[dict[str, Any]]]) -> Result:
         try:
@@ -175,7 +202,16 @@ class Recorder(Listener):
             histogram.update({int(k): v for k, v in report["staleness"].items()})
         if self._folder and (dropped := sum(r["dropped_events"] for r in reports)):
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": f"trace={self._spec.trace}"})
-        keys = ("seconds", "compute", "communication", "waiting", "bytes_sent", "messages", "steps", "samples")
+        keys = (
+            "seconds",
+            "compute",
+            "communication",
+            "waiting",
+            "bytes_sent",
+            "messages",
+            "steps",
+            "samples",
+        )
         return self._result(
             verdict=first["verdict"],
             seconds=first["real_seconds"],

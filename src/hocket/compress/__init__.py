@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from hocket.core.registry import Registry
 
 
-class Compressor(Protocol):
+class Compressor:
     """Makes a vector smaller for the wire."""
 
     name: ClassVar[str]
@@ -19,7 +19,5 @@ compressor: Registry[Compressor] = Registry("compressor", "compressors")
 
 @compressor("none")
 @dataclass(frozen=True)
-class Identity:
+class Identity(Compressor):
     """No compression: every value travels as it is."""
-
-    name: ClassVar[str]

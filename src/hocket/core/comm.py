@@ -37,7 +37,7 @@ class Deferred:
 class Comm(Protocol):
     """Messages and collectives among `size` ranks. Every wait ends at the engine's deadline at the latest.
 
-    Collectives are called by all ranks of the communicator in the same order.
+    A rank sends to others, not to itself. Collectives are called by all ranks of the communicator in the same order.
     `all_gather` and `reduce_scatter` follow torch.distributed's `*_tensor` forms: the larger
     of the two tensors is `size` times as long as the smaller.
     """
@@ -48,9 +48,7 @@ class Comm(Protocol):
     def size(self) -> int: ...
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None: ...
-    def recv(
-        self, source: int = ANY, tag: int = 0, timeout: float | None = None
-    ) -> tuple[int, Message]: ...
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]: ...
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request: ...
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None: ...

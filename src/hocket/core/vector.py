@@ -46,7 +46,7 @@ class FlatModel:
         buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.names = [n for n, _ in named]
         self.parameters = [p for _, p in named]
-        self._rest = [p for p in model.parameters() if not p.requires_grad]
+        self._rest: list[Tensor] = [p for p in model.parameters() if not p.requires_grad]
         self._rest += [b for b in model.buffers() if not b.is_floating_point()]
 
         n = sum(p.numel() for p in self.parameters)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,16 +21,19 @@ Steps = Generator[None, Gradient | None, None]
 Need = Literal["messages", "collectives", "any-source", "shared-memory"]
 
 
-class Strategy(Protocol):
-    """How replicas agree. A frozen dataclass whose fields are its options."""
+class Strategy(ABC):
+    """How replicas agree. A strategy is a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """What it asks of an engine."""
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
 
-    def worker(self, w: Worker) -> Steps: ...
+    @abstractmethod
+    def worker(self, w: Worker) -> Steps:
+        """One worker's life, as the paper's pseudocode has it."""
 
 
 strategy: Registry[Strategy] = Registry("strategy", "strategies")
@@ -103,4 +107,3 @@ class Worker:
         total = buffer[-1].item()
         values /= total
         return total
-

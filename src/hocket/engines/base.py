@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from hocket.core.comm import Rank, Status
 from hocket.core.errors import RankFailed
@@ -52,12 +53,17 @@ TICK_S = 0.1
 """How often a listener's `tick` is called."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Starts ranks. Engines are frozen dataclasses; `run` returns one result a rank, or raises RankFailed."""
 
     name: ClassVar[str]
     offers: ClassVar[frozenset[Need]]
 
+    def starts_processes(self) -> bool:
+        """Whether `run` starts fresh processes, which can only run a `Program`."""
+        return False
+
+    @abstractmethod
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]: ...
 
 

@@ -90,10 +90,10 @@ class World(ABC):
             self.aborted = True
             self.changed(range(self.size))
 
-    def thread_began(self, rank: int) -> None:
+    def thread_began(self, rank: int) -> None:  # noqa: B027 - a world may need nothing here
         """Called first on each rank's thread."""
 
-    def thread_ended(self, rank: int) -> None:
+    def thread_ended(self, rank: int) -> None:  # noqa: B027 - nor here
         """Called last on each rank's thread."""
 
 
@@ -140,9 +140,7 @@ class LocalComm:
             world.changed([target])
         return free_s
 
-    def recv(
-        self, source: int = ANY, tag: int = 0, timeout: float | None = None
-    ) -> tuple[int, Message]:
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         world = self._world
         with world.exclusive():
             box = world.mail.setdefault((self._context, self._me), [])
@@ -164,9 +162,7 @@ class LocalComm:
             box.remove(envelope)
             return envelope.source, envelope.msg
 
-    def _meet(
-        self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]
-    ) -> Callable[[], Any]:
+    def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
         """Bring `mine` to the next collective; the returned call waits and gives this rank's result."""
         world, key = self._world, (self._context, self._met)
         self._met += 1
@@ -281,10 +277,7 @@ def run_threads(world: World, main: Main, listener: Listener) -> list[Any]:
             world.thread_ended(number)
             done.release()
 
-    threads = [
-        threading.Thread(target=body, args=(r,), name=f"rank-{r}", daemon=True)
-        for r in range(world.size)
-    ]
+    threads = [threading.Thread(target=body, args=(r,), name=f"rank-{r}", daemon=True) for r in range(world.size)]
     try:
         for thread in threads:
             thread.start()

@@ -22,16 +22,16 @@ from hocket.core.comm import ANY, Comm, Deferred, Op, Request
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Listener, Main, engine
+from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
 from hocket.engines.control import ADDRESS, Control
-from hocket.engines.processes import Supervisor, need_program, rank_environment, run_joined
+from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 
 
 @engine("mpi")
 @dataclass(frozen=True)
-class Mpi:
+class Mpi(Engine):
     """Ranks are processes that speak MPI: the fastest on one machine, and the way to a cluster."""
 
     hosts: str = ""
@@ -41,17 +41,20 @@ class Mpi:
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
 
+    def starts_processes(self) -> bool:
+        return not inside()
+
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
         if inside():
             comm = connect(self.deadline)
             if comm.size != size:
                 raise UserError(f"mpiexec started {comm.size} ranks but {size} are asked for; leave --workers out")
             return run_joined(comm, main, listener, abort)
-        program = need_program(main, "mpi")
+        assert isinstance(main, Program), "a fresh process can only run a Program"
         launcher = self.launcher()
         everywhere = ("0.0.0.0", socket.gethostname()) if self.hosts else ("127.0.0.1", "127.0.0.1")
         control = Control(*everywhere)
-        env = rank_environment(control, program, "mpi", self.deadline)
+        env = rank_environment(control, main, "mpi", self.deadline)
         command = [launcher, "-n", str(size)]
         if _is_open_mpi(launcher):
             command += ["--oversubscribe", "--bind-to", "none"]

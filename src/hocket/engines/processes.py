@@ -20,7 +20,7 @@ import torch
 
 from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank, Status
-from hocket.core.errors import RankFailed, UserError
+from hocket.core.errors import RankFailed
 from hocket.engines import local
 from hocket.engines.base import TICK_S, Listener, Main, Program, first_failure
 from hocket.engines.control import ADDRESS, Control, Link, Word
@@ -41,15 +41,6 @@ def rank_environment(control: Control, main: Program, engine: str, deadline: flo
         "MKL_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-
-
-def need_program(main: Main, engine: str) -> Program:
-    if not isinstance(main, Program):
-        raise UserError(
-            f"engine {engine} starts fresh processes, which must find the task by name: define it at the top "
-            f"level of a file and pass 'path/to/file.py:task', or use engine='threads'"
-        )
-    return main
 
 
 class Supervisor:

@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 from hocket.core.errors import CommError, UserError
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
-from hocket.engines.base import Listener, Main, engine
+from hocket.engines.base import Engine, Listener, Main, engine
 from hocket.engines.local import Wait, World, run_threads
 
 
 @engine("sim")
 @dataclass(frozen=True)
-class Sim:
+class Sim(Engine):
     """A deterministic simulator: real gradients, virtual time, any number of workers."""
 
     compute: str = "1ms"
@@ -85,9 +85,7 @@ class SimWorld(World):
         super().__init__(size)
         self._latency_s = seconds(sim.latency, "latency")
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
-        self._compute = [
-            compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)
-        ]
+        self._compute = [compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)]
         self._slow = [1.0] * size
         last = size
         for count, factor in sim.slowdowns(size):

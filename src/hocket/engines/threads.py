@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hocket.core.clock import RealClock
 from hocket.core.errors import DeadlineExceeded
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Listener, Main, engine
+from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, engine
 from hocket.engines.local import Wait, World, run_threads
 
 
 @engine("threads")
 @dataclass(frozen=True)
-class Threads:
+class Threads(Engine):
     """Ranks are threads of one process: nothing to install, and the interpreter lock to share."""
 
     deadline: float = DEADLINE_S
@@ -37,7 +38,7 @@ class ThreadWorld(World):
         self._awake = [threading.Condition(self._lock) for _ in range(size)]
         self._clocks = [RealClock() for _ in range(size)]
 
-    def exclusive(self) -> threading.RLock:  # type: ignore[valid-type]
+    def exclusive(self) -> AbstractContextManager[Any]:
         return self._lock
 
     def clock(self, rank: int) -> RealClock:

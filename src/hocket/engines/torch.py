@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -19,20 +18,28 @@ from hocket.core.comm import ANY, Comm, Deferred, Op, Request
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Listener, Main, engine
+from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
 from hocket.engines.control import ADDRESS, Control
-from hocket.engines.processes import Supervisor, need_program, rank_environment, run_joined
+from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
-_OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 
 
 @engine("torch")
 @dataclass(frozen=True)
-class TorchDistributed:
+class TorchDistributed(Engine):
     """Ranks are processes on torch.distributed: Gloo on CPUs, NCCL where each rank has its own GPU."""
 
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def starts_processes(self) -> bool:
+        return not inside()
 
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
         if inside():
@@ -40,9 +47,9 @@ class TorchDistributed:
             if comm.size != size:
                 raise UserError(f"torchrun started {comm.size} ranks but {size} are asked for; leave --workers out")
             return run_joined(comm, main, listener, abort)
-        program = need_program(main, "torch")
+        assert isinstance(main, Program), "a fresh process can only run a Program"
         control = Control()
-        common = rank_environment(control, program, "torch", self.deadline)
+        common = rank_environment(control, main, "torch", self.deadline)
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size)}
         command = [sys.executable, "-m", "hocket.engines.rank"]
         ranks = [(command, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
@@ -133,10 +140,9 @@ class TorchComm:
         name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
         who = "any rank" if source == ANY else f"rank {source}"
         length = torch.zeros(1, dtype=torch.int64)
-        origin = None if source == ANY else self._world(source)
-        work = dist.irecv(length, origin, self._group, 2 * tag)
+        work: Any = dist.irecv(length, None if source == ANY else self._world(source), self._group, 2 * tag)
         self._wait(work, name, who, timeout)
-        world_source = work._source_rank() if source == ANY else origin
+        world_source: int = work._source_rank() if source == ANY else self._world(source)
         block = torch.from_numpy(np.empty(int(length), np.uint8))
         self._wait(dist.irecv(block, world_source, self._group, 2 * tag + 1), name, who)
         sender = dist.get_group_rank(self._group, world_source)

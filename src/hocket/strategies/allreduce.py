@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.core.worker import Need, Steps, Worker, strategy
+from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
 @strategy("allreduce")
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(Strategy):
     """Average the gradients at every step: n workers of batch b are one worker of batch n*b."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"collectives"})
-
-    def check(self, workers: int) -> None:
-        pass
 
     def worker(self, w: Worker) -> Steps:
         while (g := (yield)) is not None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from hocket.core.errors import UserError
-from hocket.core.worker import Need, Steps, Worker, strategy
+from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
 @strategy("local-sgd")
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(Strategy):
     """Average the replicas every `every` steps (Stich 2019, algorithm 1)."""
 
     every: int = 8

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hocket.core.errors import UserError
-from hocket.core.worker import Need, Steps, Worker, strategy
+from hocket.core.worker import Steps, Strategy, Worker, strategy
 
 
 @strategy("serial")
 @dataclass(frozen=True)
-class Serial:
+class Serial(Strategy):
     """One worker, no communication: the baseline."""
-
-    needs: ClassVar[frozenset[Need]] = frozenset()
 
     def check(self, workers: int) -> None:
         if workers != 1:

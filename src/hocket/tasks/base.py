@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 Samples = tuple[Tensor, Tensor] | Dataset[Any]
 """Inputs and targets as two tensors (fast), or any map-style dataset of (input, target)."""
+
+
+_building = threading.Lock()  # initial weights come from torch's one global generator
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class Task:
     optimizer: str = "sgd"
 
     def build_model(self, seed: int) -> nn.Module:
-        """A fresh model: the same one for the same seed. Not to be called from two threads at once."""
+        """A fresh model: the same one for the same seed."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
-        with torch.random.fork_rng(devices=[]):
+        with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.model()
         if not isinstance(model, nn.Module):
@@ -80,9 +84,7 @@ class SampleSet:
             if len(samples) != 2 or not all(isinstance(t, Tensor) for t in samples):
                 raise UserError(f"Task.data: {name} must be a Dataset or two tensors (inputs, targets)")
             if len(samples[0]) != len(samples[1]):
-                raise UserError(
-                    f"Task.data: {name} has {len(samples[0])} inputs but {len(samples[1])} targets"
-                )
+                raise UserError(f"Task.data: {name} has {len(samples[0])} inputs but {len(samples[1])} targets")
             self._tensors = samples
         elif hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
             self._dataset = samples

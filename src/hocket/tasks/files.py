@@ -99,13 +99,11 @@ def _verify(file: DataFile, path: Path) -> None:
         fault = file.fault(path.read_bytes())
     except OSError as error:
         raise UserError(
-            f"cannot read {path}: {error.strerror or error}; make it readable, or pass --data DIR "
-            f"with another copy"
+            f"cannot read {path}: {error.strerror or error}; make it readable, or pass --data DIR with another copy"
         ) from error
     if fault:
         raise UserError(
-            f"{path} is damaged ({fault}); delete it and hocket will fetch it, or pass --data DIR "
-            f"with a good copy"
+            f"{path} is damaged ({fault}); delete it and hocket will fetch it, or pass --data DIR with a good copy"
         )
 
 

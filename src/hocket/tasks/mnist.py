@@ -26,6 +26,7 @@ FILES = (
     files.DataFile("t10k-images-idx3-ubyte.gz", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
     files.DataFile("t10k-labels-idx1-ubyte.gz", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
 )
+MEAN, DEVIATION = 0.1307, 0.3081  # of the training images, whose pixels go from 0 to 1
 
 
 @task("mnist-mlp")
@@ -83,13 +84,16 @@ def _cnn() -> nn.Module:
 
 
 def _samples(data: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(train, test): one-channel images of values from 0 to 1, and their digits."""
+    """(train, test): one-channel images and their digits."""
     paths = files.find(FILES, "mnist", MIRRORS, data)
     return (_images(paths[0]), _labels(paths[1])), (_images(paths[2]), _labels(paths[3]))
 
 
 def _images(path: Path) -> Tensor:
-    return torch.from_numpy(np.divide(_read_idx(path), 255, dtype=np.float32)).unsqueeze(1)
+    pixels = np.divide(_read_idx(path), 255, dtype=np.float32)
+    pixels -= MEAN  # in place: the training images take 188 MB, and every rank holds its own
+    pixels /= DEVIATION
+    return torch.from_numpy(pixels).unsqueeze(1)
 
 
 def _labels(path: Path) -> Tensor:

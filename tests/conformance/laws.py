@@ -1,0 +1,164 @@
+"""What the law tests run on every rank of every engine. One program does it all: starting processes is slow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from hocket.core.comm import ANY, Rank
+from hocket.core.errors import UserError
+from hocket.core.message import Message
+from hocket.loop import Loop
+from hocket.spec import RunSpec
+from hocket.strategies import strategy
+from hocket.tasks import Task
+from hocket.team import join
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+SAMPLES, BATCH, EPOCHS = 37, 4, 3
+"""37 samples in batches of 4: the last global batch is uneven for every number of workers, and at 3 workers
+it has one sample, so that two workers get nothing."""
+
+
+def tiny_data(samples: int = SAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(samples, 5, generator=g)
+    return x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
+
+
+def tiny_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def norm_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=True), nn.Linear(8, 3))
+
+
+TINY = Task(model=tiny_model, data=lambda: (tiny_data(), tiny_data()), batch=BATCH, epochs=EPOCHS, lr=0.1)
+NORM = Task(model=norm_model, data=lambda: (tiny_data(60), tiny_data()), batch=2, epochs=1, lr=0.1)
+"""With BatchNorm, whose statistics are no gradients. 60 samples: BatchNorm refuses batches of one."""
+
+
+def spec(workers: int, **settings: Any) -> RunSpec:
+    return RunSpec(task="tiny", engine="threads", workers=workers, **settings)
+
+
+def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float]:
+    """The replica (parameters and buffers) that this rank ends with."""
+    loop = Loop(rank, wanted.resolved(task), task, *task.load())
+    loop.run()
+    return loop._model.replica.tolist()
+
+
+def own_loop(rank: Rank, name: str) -> list[float]:
+    """The same training as `trained(TINY)`, written as a user would."""
+    x, y = tiny_data()
+    with join(strategy=name, seed=3) as team:
+        model = TINY.build_model(seed=3 if team.rank == 0 else 99)  # prepare gives everyone rank 0's weights
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = team.prepare(model, optimizer)
+        loader = team.shard(TensorDataset(x, y), batch_size=BATCH)
+        for _ in range(EPOCHS):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+
+
+def usable(name: str, workers: int) -> bool:
+    try:
+        strategy.make(name).check(workers)
+    except UserError:
+        return False
+    return True
+
+
+def comm_facts(rank: Rank) -> dict[str, Any]:
+    """Every operation of Comm once, on vectors that do not divide by the number of ranks."""
+    comm, n, me = rank.comm, rank.comm.size, rank.comm.rank
+    facts: dict[str, Any] = {}
+    for op in ("sum", "mean", "max", "min"):
+        x = torch.arange(7, dtype=torch.float64) * (me + 1)
+        comm.all_reduce(x, op)  # type: ignore[arg-type]
+        facts[op] = x.tolist()
+    x, y = torch.full((3,), me + 1.0), torch.full((2,), 10.0 * (me + 1))
+    pending = [comm.iall_reduce(x), comm.iall_reduce(y)]
+    for request in pending:
+        request.wait()
+    facts["overlapped"] = [*x.tolist(), *y.tolist()]
+    gathered = torch.zeros(2 * n, dtype=torch.int64)
+    comm.all_gather(gathered, torch.tensor([me, me * me]))
+    facts["all_gather"] = gathered.tolist()
+    scattered = torch.zeros(2)
+    comm.reduce_scatter(scattered, torch.arange(2.0 * n) + me)
+    facts["reduce_scatter"] = scattered.tolist()
+    root = n - 1
+    b = torch.full((4,), float(me))
+    comm.broadcast(b, root)
+    facts["broadcast"] = b.tolist()
+    comm.barrier()
+    if n > 1:
+        facts |= message_facts(rank)
+    part = comm.split(me % 2, -me)
+    x = torch.tensor([float(me)])
+    part.all_reduce(x)
+    facts["split"] = [part.size, x.item()]
+    return facts
+
+
+def message_facts(rank: Rank) -> dict[str, Any]:
+    """A ring of messages with two tags, received in the other order; then all to rank 0, from anyone."""
+    comm, n, me = rank.comm, rank.comm.size, rank.comm.rank
+    facts: dict[str, Any] = {}
+    right, left = (me + 1) % n, (me - 1) % n
+    value = torch.tensor([[me, 2.5]])
+    first = comm.isend(right, Message("first", (me, -5), (value,)), tag=1)
+    second = comm.isend(right, Message("second", (), (torch.zeros(0), torch.tensor([True]))), tag=2)
+    value += 100  # a message is a value: this must not reach the receiver
+    _, late = comm.recv(left, tag=2)
+    source, early = comm.recv(left, tag=1)
+    first.wait()
+    second.wait()
+    facts["ring"] = [source, early.kind, list(early.ints), early.tensors[0].tolist(), late.kind]
+    facts["ring_shapes"] = [list(t.shape) for t in late.tensors]
+    if me == 0:
+        facts["anyone"] = sorted(comm.recv(ANY, tag=3)[0] for _ in range(n - 1))
+    else:
+        comm.send(0, Message("hi"), tag=3)
+    return facts
+
+
+def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
+    """Everything the tests in this folder look at, from one start of the ranks."""
+    n = rank.comm.size
+    found: dict[str, Any] = {"comm": comm_facts(rank)}
+    for optimizer in ("sgd", "adam"):
+        for momentum in (0.0, 0.9):
+            if optimizer == "sgd" or not momentum:
+                wanted = spec(
+                    n, optimizer=optimizer, momentum=momentum, seed=3, lr=0.01 if optimizer == "adam" else 0.1
+                )
+                found[f"allreduce/{optimizer}/{momentum}"] = trained(rank, TINY, wanted)
+    found["local-sgd:every=1"] = trained(rank, TINY, spec(n, strategy="local-sgd:every=1", seed=3))
+    for momentum in ("keep", "average", "reset"):
+        wanted = spec(n, strategy=f"local-sgd:every=2,momentum={momentum}", momentum=0.9, seed=3)
+        found[f"local-sgd/{momentum}"] = trained(rank, TINY, wanted)
+    for name in strategy:
+        if usable(name, n):
+            found[f"fit/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3))
+            found[f"own/{name}"] = own_loop(rank, name)
+            found[f"norm/{name}"] = trained(rank, NORM, spec(n, strategy=name, seed=3))
+    return found
+
+
+def reference(workers: int, **settings: Any) -> list[float]:
+    """The serial run with the n-fold batch, in this process."""
+    from hocket.engines import Listener
+    from hocket.engines.threads import Threads
+
+    wanted = dataclasses.replace(spec(1, strategy="serial", **settings), batch=workers * BATCH)
+    return Threads().run(lambda rank: trained(rank, TINY, wanted), 1, Listener())[0]

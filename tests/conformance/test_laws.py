@@ -1,0 +1,122 @@
+"""Laws that hold for every strategy, on every engine, at 1, 2, 3 and 5 ranks."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import laws
+import pytest
+from hocket.engines import Engine, Listener, Program, engine
+from hocket.strategies import strategy
+
+ENGINES = list(engine)
+SIZES = [1, 2, 3, 5]
+
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+@cache
+def facts(name: str, size: int) -> list[dict[str, Any]]:
+    """What each rank found, from one run of all the laws' cases."""
+    chosen: Engine = engine.make(name)
+    return chosen.run(Program("laws:run_all"), size, Listener())
+
+
+every_engine_and_size = pytest.mark.parametrize(
+    ("name", "size"), [(e, s) for e in ENGINES for s in SIZES], ids=lambda v: str(v)
+)
+
+
+def close(a: list[float], b: list[float]) -> bool:
+    return a == pytest.approx(b, rel=1e-4, abs=1e-5)
+
+
+@every_engine_and_size
+@pytest.mark.parametrize("case", [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)], ids=str)
+def test_allreduce_is_serial_with_the_n_fold_batch(name: str, size: int, case: tuple[str, float]) -> None:
+    optimizer, momentum = case
+    lr = 0.01 if optimizer == "adam" else 0.1
+    serial = laws.reference(size, optimizer=optimizer, momentum=momentum, seed=3, lr=lr)
+    for rank in facts(name, size):
+        assert close(rank[f"allreduce/{optimizer}/{momentum}"], serial)
+
+
+@every_engine_and_size
+def test_local_sgd_at_every_step_is_allreduce(name: str, size: int) -> None:
+    for rank in facts(name, size):
+        assert close(rank["local-sgd:every=1"], rank["fit/allreduce"])
+
+
+@every_engine_and_size
+def test_replicas_end_bit_equal(name: str, size: int) -> None:
+    first, *others = facts(name, size)
+    trained = [k for k in first if k != "comm"]
+    assert len(trained) >= 3 * sum(laws.usable(s, size) for s in strategy)
+    for other in others:
+        for key in trained:
+            assert other[key] == first[key], key
+
+
+@every_engine_and_size
+def test_the_users_own_loop_is_fit(name: str, size: int) -> None:
+    for rank in facts(name, size):
+        for s in strategy:
+            if laws.usable(s, size):
+                assert close(rank[f"own/{s}"], rank[f"fit/{s}"]), s
+
+
+@every_engine_and_size
+def test_local_sgd_momentum_options_differ_only_with_several_workers(name: str, size: int) -> None:
+    rank = facts(name, size)[0]
+    kept, averaged, reset = (rank[f"local-sgd/{m}"] for m in ("keep", "average", "reset"))
+    assert not close(kept, reset)
+    assert close(kept, averaged) == (size == 1)
+
+
+@every_engine_and_size
+def test_comm_does_what_it_says(name: str, size: int) -> None:
+    n = size
+    for me, rank in enumerate(facts(name, size)):
+        found = rank["comm"]
+        total = n * (n + 1) / 2
+        assert found["sum"] == [i * total for i in range(7)]
+        assert found["mean"] == pytest.approx([i * total / n for i in range(7)])
+        assert found["max"] == [i * n for i in range(7)]
+        assert found["min"] == [float(i) for i in range(7)]
+        assert found["overlapped"] == [total] * 3 + [10 * total] * 2
+        assert found["all_gather"] == [v for r in range(n) for v in (r, r * r)]
+        assert found["reduce_scatter"] == [n * i + n * (n - 1) / 2 for i in (2 * me, 2 * me + 1)]
+        assert found["broadcast"] == [n - 1.0] * 4
+        group = [r for r in range(n) if r % 2 == me % 2]
+        assert found["split"] == [len(group), float(sum(group))]
+        if n == 1:
+            continue
+        left = (me - 1) % n
+        assert found["ring"] == [left, "first", [left, -5], [[left, 2.5]], "second"]
+        assert found["ring_shapes"] == [[0], [1]]
+        if me == 0:
+            assert found["anyone"] == list(range(1, n))
+
+
+@pytest.mark.parametrize("size", [*SIZES, 64])
+def test_sim_repeats_bit_for_bit(size: int) -> None:
+    """Also with random compute times, where the order of events depends on every draw."""
+    chosen = engine.make("sim:compute=lognormal:2ms:0.5,seed=5")
+    cases = ["fit/allreduce", "fit/local-sgd"]
+
+    def main(rank: Any) -> dict[str, Any]:
+        task = laws.TINY if size * laws.BATCH <= laws.SAMPLES else wide
+        run = {
+            c: laws.trained(rank, task, laws.spec(size, strategy=c.removeprefix("fit/"), seed=3, epochs=1))
+            for c in cases
+        }
+        return {**run, "clock": rank.clock.now()}
+
+    x, y = laws.tiny_data()
+    wide = laws.Task(model=laws.tiny_model, data=lambda: ((x.repeat(20, 1), y.repeat(20)), (x, y)), batch=4, lr=0.1)
+    first, again = (chosen.run(main, size, Listener()) for _ in range(2))
+    assert first == again
+    assert first[0]["clock"] > 0
