@@ -61,6 +61,6 @@ def fit(
         device=device, deadline=deadline, trace=trace, hosts=hosts, mpiexec=mpiexec, sim=sim or {},
     )  # fmt: skip
     name = task if isinstance(task, str) else ""
-    spec = RunSpec.from_mapping({"task": name, **settings}, "fit")
+    spec = RunSpec.from_mapping({"task": name, **settings})
     own = None if isinstance(task, str) else task
     return train(spec, own, out=Path(out) if out else None, force=force, display=choose(quiet=not progress))

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -30,31 +31,36 @@ _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 
 
 
 def main() -> NoReturn:
+    status = run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Ranks on threads that a failure left stuck in the user's code must not keep the process alive.
+    os._exit(status)
+
+
+def run(args: list[str] | None = None) -> int:
     """Run the command: a user's mistake is one line and exit status 2, a failed run is 1, Ctrl-C is 130."""
     from hocket.core.errors import RankFailed, UserError
 
     try:
-        status = app(standalone_mode=False)
+        return app(args, standalone_mode=False) or 0
     except _USAGE_ERROR as error:
         _say(error.format_message().replace("\n", " "))
-        status = 2
+        return 2
     except UserError as error:
         _say(str(error))
-        status = 2
+        return 2
     except RankFailed as failure:
         if failure.traceback:
             print(failure.traceback.rstrip(), file=sys.stderr)
         _say(str(failure))
-        status = 1
+        return 1
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
-        status = 130
-    except BrokenPipeError:
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Ranks on threads that a failure left stuck in the user's code must not keep the process alive.
-    os._exit(status or 0)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        return 1
 
 
 def _say(line: str) -> None:
@@ -148,7 +154,7 @@ def train(
     )  # fmt: skip
     from hocket.display import choose
     from hocket.spec import RunSpec, read_toml
-    from hocket.train import train as run
+    from hocket.train import train as run_training
 
     settings = read_toml(spec) if spec else {}
     settings |= {k: v for k, v in flags.items() if v is not None}
@@ -158,9 +164,9 @@ def train(
             settings["task"] = word
         else:
             settings |= _pairs([word], "an override")
-    run_spec = RunSpec.from_mapping(settings, str(spec) if spec else "hocket train")
+    run_spec = RunSpec.from_mapping(settings, str(spec) if spec else "")
     folder = out or _default_out(run_spec)
-    result = run(run_spec, out=folder, force=force, display=choose(quiet=as_json))
+    result = run_training(run_spec, out=folder, force=force, display=choose(quiet=as_json))
     if as_json:
         print(json.dumps(result.to_json()))
     else:
@@ -226,6 +232,20 @@ def _summary(result: Result) -> None:
         print(f" worker {r}: {parts}")
 
 
+@app.command()
+def demo(
+    engine: Annotated[
+        str | None, typer.Option(help="mpi, torch or threads. [mpi where it can start]", **_OPTIONS)
+    ] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the table to a file too.", **_OPTIONS)] = None,
+) -> None:
+    """Train the handwritten digits under several strategies and compare them in a table."""
+    from hocket.demo import show
+    from hocket.display import choose
+
+    show(choose(quiet=False), engine, svg)
+
+
 @app.command(name="list")
 def list_() -> None:
     """Show the tasks, strategies, engines, optimizers and compressors, with their options."""
@@ -274,14 +294,14 @@ def launch(
 ) -> None:
     """Run your own script on every rank: 'hocket launch -n 4 script.py'."""
     from hocket.engines import mpi
-    from hocket.launch import launch as run
+    from hocket.launch import launch as run_script
     from hocket.spec import RunSpec
 
     options = _pairs(sim or [], "--sim")
     if engine is None:
         engine = "sim" if options else "mpi" if mpi.available() is None else "threads"
     values = dict(task="", workers=workers, engine=engine, deadline=deadline, sim=options, hosts=hosts, mpiexec=mpiexec)
-    run(script, context.args, RunSpec.from_mapping(values, "hocket launch"))
+    run_script(script, context.args, RunSpec.from_mapping(values))
 
 
 if __name__ == "__main__":

@@ -69,13 +69,9 @@ class Rates:
 class Plain:
     """One line every few seconds on standard error."""
 
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._rates = Rates()
-        self._title, self._steps, self._metric = "", 0, ""
-
     def begin(self, title: str, steps: int) -> None:
-        self._title, self._steps = title, steps
+        self._steps, self._metric = steps, ""
+        self._rates = Rates()
         self._next = time.monotonic() + PLAIN_S
         self.note(title)
 
@@ -99,11 +95,15 @@ class Plain:
 
 
 class Terminal:
-    """A progress bar with loss, metric and speed, and a line a worker."""
+    """A progress bar with loss, metric and speed, and a line a worker. Gone when the run is over."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
+
+    def begin(self, title: str, steps: int) -> None:
+        self.note(title)
         self._rates = Rates()
+        self._metric = ("metric", "–", "–")
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -113,12 +113,8 @@ class Terminal:
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._live = Live(self._progress, console=self._console, refresh_per_second=8, transient=True)
-        self._metric = ("metric", "–", "–")
-
-    def begin(self, title: str, steps: int) -> None:
-        self.note(title)
         self._bar = self._progress.add_task("training", total=steps)
+        self._live = Live(self._progress, console=self._console, refresh_per_second=8, transient=True)
         self._live.start()
 
     def update(self, statuses: Sequence[Status]) -> None:

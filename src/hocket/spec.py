@@ -58,22 +58,23 @@ class RunSpec:
     """Options of the simulator."""
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], source: str) -> RunSpec:
-        """A spec from what a TOML file or key=value overrides gave."""
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "") -> RunSpec:
+        """A spec from what a TOML file, flags or key=value overrides gave; `source` is the file, for errors."""
         hints = typing.get_type_hints(cls)
+        where = f"{source}: " if source else ""
         known = [f.name for f in dataclasses.fields(cls)]
         checked: dict[str, Any] = {}
         for key, value in values.items():
             if key not in known:
-                raise UserError(f"{source}: {unknown('setting', key, known)}")
+                raise UserError(f"{where}{unknown('setting', key, known)}")
             if key == "sim":
                 if not isinstance(value, Mapping):
-                    raise UserError(f'{source}: sim must be a table, such as [sim] with compute = "2ms"')
+                    raise UserError(f'{where}sim must be a table, such as [sim] with compute = "2ms"')
                 checked[key] = {k: str(v) for k, v in value.items()}
             elif value is not None:
-                checked[key] = convert(value, hints[key], f"{source}: {key}")
+                checked[key] = convert(value, hints[key], f"{where}{key}")
         if "task" not in checked:
-            raise UserError(f"{source} names no task; give one, such as 'hocket train digits'")
+            raise UserError(f"{where}no task is named; give one, such as 'hocket train digits'")
         return cls(**checked)
 
     def to_toml(self) -> str:

@@ -6,6 +6,10 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
 from hocket.core.comm import ANY, Rank
 from hocket.core.errors import UserError
 from hocket.core.message import Message
@@ -14,9 +18,6 @@ from hocket.spec import RunSpec
 from hocket.strategies import strategy
 from hocket.tasks import Task
 from hocket.team import join
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 SAMPLES, BATCH, EPOCHS = 37, 4, 3
 """37 samples in batches of 4: the last global batch is uneven for every number of workers, and at 3 workers

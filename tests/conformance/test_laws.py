@@ -9,6 +9,7 @@ from typing import Any
 
 import laws
 import pytest
+
 from hocket.engines import Engine, Listener, Program, engine
 from hocket.strategies import strategy
 

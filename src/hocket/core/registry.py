@@ -100,7 +100,7 @@ def convert(value: Any, to: Any, what: str) -> Any:
             number = to(value)
         except (TypeError, ValueError, OverflowError):
             number = None
-        if number is None or (isinstance(value, float) and number != value):
+        if number is None or (isinstance(value, float) and number != value and value == value):
             noun = "a whole number" if to is int else "a number"
             raise UserError(f"{what} must be {noun}; got {value!r}")
         if not math.isfinite(number):

@@ -1,0 +1,51 @@
+"""`hocket demo`: the handwritten digits under several strategies, side by side."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from hocket.display import Display
+from hocket.measure.result import Result
+from hocket.spec import RunSpec
+from hocket.train import train
+
+RUNS = (("serial", 1), ("allreduce", 2), ("local-sgd:every=4", 2), ("local-sgd:every=16", 2))
+EPOCHS = 200  # long enough to time: an epoch of the digits takes milliseconds
+
+
+def demo(display: Display, engine: str | None) -> list[Result]:
+    """One result a strategy, serial first."""
+    results = []
+    for strategy, workers in RUNS:
+        spec = RunSpec("digits", strategy=strategy, workers=workers, engine=engine, epochs=EPOCHS, trace=0)
+        results.append(train(spec, display=display))
+    return results
+
+
+def table(results: list[Result]) -> Table:
+    """What each strategy cost and gave."""
+    serial = results[0]
+    found = Table(title=f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}", title_justify="left")
+    for column in ("strategy", "workers", "seconds", "samples/s", "speedup", "test accuracy", "bytes sent"):
+        found.add_column(column, justify="left" if column == "strategy" else "right")
+    for r in results:
+        found.add_row(
+            r.strategy,
+            str(r.workers),
+            f"{r.seconds:.2f}",
+            f"{r.samples_per_s:,.0f}",
+            f"{r.samples_per_s / serial.samples_per_s:.2f}",
+            "–" if r.test_metric is None else f"{r.test_metric:.4f}",
+            f"{r.bytes_sent:,}",
+        )
+    return found
+
+
+def show(display: Display, engine: str | None, svg: str | None = None) -> None:
+    """Run the demo and print its table; with `svg`, draw it to a file too."""
+    results = demo(display, engine)
+    console = Console(highlight=False, record=svg is not None, width=100 if svg else None)
+    console.print(table(results))
+    if svg:
+        console.save_svg(svg, title="make demo")
