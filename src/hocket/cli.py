@@ -43,7 +43,10 @@ def run(args: list[str] | None = None) -> int:
     from hocket.core.errors import RankFailed, UserError
 
     try:
-        return app(args, standalone_mode=False) or 0
+        status: int = app(args, standalone_mode=False) or 0
+        if status == 130:  # Typer turns Ctrl-C into this
+            _say("interrupted")
+        return status
     except _USAGE_ERROR as error:
         _say(error.format_message().replace("\n", " "))
         return 2
@@ -55,7 +58,7 @@ def run(args: list[str] | None = None) -> int:
             print(failure.traceback.rstrip(), file=sys.stderr)
         _say(str(failure))
         return 1
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort):  # other versions of Typer
         _say("interrupted")
         return 130
     except Exception:
@@ -152,6 +155,7 @@ def train(
         momentum=momentum, optimizer=optimizer, seed=seed, target=target, data=data, device=device,
         deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
     )  # fmt: skip
+    from hocket.core.environment import launched_rank, launched_size
     from hocket.display import choose
     from hocket.spec import RunSpec, read_toml
     from hocket.train import train as run_training
@@ -167,6 +171,8 @@ def train(
     run_spec = RunSpec.from_mapping(settings, str(spec) if spec else "")
     folder = out or _default_out(run_spec)
     result = run_training(run_spec, out=folder, force=force, display=choose(quiet=as_json))
+    if launched_size() is not None and launched_rank() != 0:
+        return  # rank 0 speaks for all
     if as_json:
         print(json.dumps(result.to_json()))
     else:

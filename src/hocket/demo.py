@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -26,9 +27,10 @@ def demo(display: Display, engine: str | None) -> list[Result]:
 def table(results: list[Result]) -> Table:
     """What each strategy cost and gave."""
     serial = results[0]
-    found = Table(title=f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}", title_justify="left")
+    title = f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}; speedup over serial"
+    found = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in ("strategy", "workers", "seconds", "samples/s", "speedup", "test accuracy", "bytes sent"):
-        found.add_column(column, justify="left" if column == "strategy" else "right")
+        found.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
     for r in results:
         found.add_row(
             r.strategy,

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hocket.core.comm import Status
+from hocket.core.status import Status
 
 MAX_LINES = 8
 """Workers shown one by one; more are only counted."""

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from hocket.core.comm import Rank, Status
+from hocket.core.comm import Rank
+from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import UserError
 from hocket.core.shard import Shards
+from hocket.core.status import Status
 from hocket.core.vector import FlatModel, Gradient
 from hocket.core.worker import Worker
 from hocket.engines import DEADLINE_S, mpi
@@ -61,10 +63,10 @@ def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
     def tell(kind: str, data: dict[str, Any], blob: bytes) -> None:
         pass
 
-    if torch_engine.inside():
+    if inside_torchrun():
         torch.set_num_threads(1)
         return Rank(torch_engine.connect(deadline), world.clock(0), tell, Status()), torch_engine.abort
-    if mpi.inside():
+    if inside_mpi():
         torch.set_num_threads(1)
         return Rank(mpi.connect(deadline), world.clock(0), tell, Status()), mpi.abort
     return Rank(LocalComm(world, 0, [0], 0), world.clock(0), tell, Status()), None

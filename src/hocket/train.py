@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.core.comm import Rank, Status
+from hocket.core.comm import Rank
+from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank, launched_size
 from hocket.core.errors import RankFailed, UserError
 from hocket.core.shard import Shards
+from hocket.core.status import Status
 from hocket.display import Display, Silent
 from hocket.engines import Listener, Program, engine, mpi
-from hocket.engines import torch as torch_engine
 from hocket.loop import Loop, device_of
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result, Verdict, staleness_summary, versions
@@ -69,8 +70,7 @@ def train(
             )
         main = Program("hocket.loop:run_program", dataclasses.asdict(spec))
 
-    joined = mpi.rank_from_environment() if mpi.inside() else torch_engine.rank() if torch_engine.inside() else 0
-    is_root = joined == 0
+    is_root = chosen.starts_processes() or launched_rank() == 0
     folder = RunFolder(out, spec.to_toml(), force=force) if out and is_root else None
     recorder = Recorder(spec, task, folder, display if is_root else Silent())
     steps = spec.steps or Shards(len(train_samples), spec.workers, spec.batch, spec.seed).steps * (spec.epochs or 1)
@@ -115,9 +115,9 @@ def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
     if name is None:
         if spec.sim:
             name, reason = "sim", " (because of --sim)"
-        elif torch_engine.inside():
+        elif inside_torchrun():
             name, reason = "torch", " (started by torchrun)"
-        elif mpi.inside():
+        elif inside_mpi():
             name, reason = "mpi", " (started by mpiexec)"
         elif why := mpi.available():
             name, reason = "threads", f" ({why})"
@@ -128,11 +128,8 @@ def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
         spec = dataclasses.replace(spec, engine=name)
     elif name.partition(":")[0] not in engine:
         engine[name.partition(":")[0]]  # raises, with the nearest name
-    if spec.workers is None:
-        if name == "mpi" and mpi.inside():
-            spec = dataclasses.replace(spec, workers=mpi.size_from_environment())
-        elif name == "torch" and torch_engine.inside():
-            spec = dataclasses.replace(spec, workers=torch_engine.size_from_environment())
+    if spec.workers is None and name in ("mpi", "torch"):
+        spec = dataclasses.replace(spec, workers=launched_size())
     return spec, reason
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.message import Message
+from hocket.core.status import Status
 
 ANY = -1
 """As a source: whoever sends first."""
@@ -59,21 +60,6 @@ class Comm(Protocol):
     def barrier(self) -> None: ...
 
     def split(self, color: int, key: int = 0) -> Comm: ...
-
-
-@dataclass
-class Status:
-    """What a rank is doing right now; others read it for the progress display and for error messages."""
-
-    step: int = 0
-    samples: int = 0
-    loss: float = float("nan")
-    operation: str = "start"
-    since: float = 0.0
-    """When the operation began, on the rank's own clock."""
-
-    stop: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Called once a step: raises `Aborted` when the run is being torn down."""
 
 
 Tell = Callable[[str, dict[str, Any], bytes], None]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hocket.core.comm import Rank, Status
+from hocket.core.comm import Rank
 from hocket.core.errors import RankFailed
 from hocket.core.registry import Registry
+from hocket.core.status import Status
 from hocket.core.worker import Need
 
 DEADLINE_S = 60.0
@@ -71,5 +72,10 @@ engine: Registry[Engine] = Registry("engine", "engines")
 
 
 def first_failure(failures: Sequence[RankFailed]) -> RankFailed:
-    """The failure that explains the others: a rank that only noticed another's death comes last."""
-    return min(failures, key=lambda f: ("Aborted" in f.reason, "DeadlineExceeded" in f.reason))
+    """The failure that explains the others: the first, but for those that only tell of another rank's end."""
+
+    def echo(failure: RankFailed) -> int:
+        kinds = ("CommError:", "Aborted:")
+        return next((i for i, kind in enumerate(kinds, 1) if failure.reason.startswith(kind)), 0)
+
+    return min(failures, key=echo)

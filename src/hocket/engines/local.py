@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Status, reduce_in_order
+from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, reduce_in_order
 from hocket.core.errors import Aborted, RankFailed
 from hocket.core.message import Message
+from hocket.core.status import Status
 from hocket.engines.base import TICK_S, Listener, Main, first_failure
 
 current = threading.local()

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
+from hocket.core.control import Control
+from hocket.core.environment import inside_mpi
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
-from hocket.engines.control import ADDRESS, Control
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
-
-_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 
 
 @engine("mpi")
@@ -42,10 +41,10 @@ class Mpi(Engine):
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
 
     def starts_processes(self) -> bool:
-        return not inside()
+        return not inside_mpi()
 
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
-        if inside():
+        if inside_mpi():
             comm = connect(self.deadline)
             if comm.size != size:
                 raise UserError(f"mpiexec started {comm.size} ranks but {size} are asked for; leave --workers out")
@@ -63,7 +62,7 @@ class Mpi(Engine):
             command += [word for name in env for word in ("-x", name)]
         else:
             command += ["-hosts", self.hosts] if self.hosts else []
-        command += [sys.executable, "-m", "hocket.engines.rank"]
+        command += [sys.executable, "-m", "hocket.rank"]
         return Supervisor(size, control, self.deadline, listener).run([(command, env)])
 
     def launcher(self) -> str:
@@ -90,21 +89,6 @@ def available() -> str | None:
     except (UserError, OSError) as error:
         return str(error)
     return None
-
-
-def inside() -> bool:
-    """Whether an MPI launcher started this process."""
-    return ADDRESS not in os.environ and any(v in os.environ for v in _RANK_VARIABLES)
-
-
-def rank_from_environment() -> int:
-    """This process's rank, before MPI is initialised."""
-    return next(int(os.environ[v]) for v in _RANK_VARIABLES if v in os.environ)
-
-
-def size_from_environment() -> int:
-    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
-    return next((int(os.environ[v]) for v in names if v in os.environ), 1)
 
 
 @cache

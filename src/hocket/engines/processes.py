@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -19,23 +20,23 @@ import numpy as np
 import torch
 
 from hocket.core.clock import RealClock
-from hocket.core.comm import Comm, Rank, Status
+from hocket.core.comm import Comm, Rank
+from hocket.core.control import Control, Link, Word
+from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
+from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.base import TICK_S, Listener, Main, Program, first_failure
-from hocket.engines.control import ADDRESS, Control, Link, Word
-
-PROGRAM = "HOCKET_PROGRAM"
-"""Environment variable with the program that a started rank runs, as JSON."""
 
 _GRACE_S = 10.0  # for processes to leave after their last word
+_START_S = 60.0  # at least, for all ranks to load their libraries and find each other
 
 
 def rank_environment(control: Control, main: Program, engine: str, deadline: float) -> dict[str, str]:
     """What a started rank finds in its environment."""
     program = {"function": main.function, "argument": main.argument, "engine": engine, "deadline": deadline}
     return {
-        ADDRESS: control.address,
+        CONTROL: control.address,
         PROGRAM: json.dumps(program),
         "OMP_NUM_THREADS": "1",  # one BLAS thread a worker, or the measured speed-up is fake
         "MKL_NUM_THREADS": "1",
@@ -51,6 +52,8 @@ class Supervisor:
         self._statuses = [Status() for _ in range(size)]
         self._results: dict[int, Any] = {}
         self._pids: dict[int, tuple[str, int]] = {}
+        self._arrived: set[int] = set()
+        self._ready: set[int] = set()
         self._failures: list[RankFailed] = []
         self._output: list[str] = []
         self._processes: list[subprocess.Popen[str]] = []
@@ -104,15 +107,21 @@ class Supervisor:
             if all(p.poll() is not None for p in self._processes):
                 self._drain()
                 self._ended_early()
-            elif len(self._pids) < size and time.monotonic() > began + self._deadline:
-                missing = min(set(range(size)) - set(self._pids))
-                reason = f"it never arrived within {self._deadline:g} s of the start"
-                self._fail(missing, "start", reason)
+            else:
+                waited = time.monotonic() - began
+                self._check_arrival(self._arrived, waited, self._deadline)
+                self._check_arrival(self._ready, waited, max(self._deadline, _START_S))
         self._listener.tick(self._statuses)
         limit = time.monotonic() + _GRACE_S
         while time.monotonic() < limit and any(p.poll() is None for p in self._processes):
             self._drain()
         self._drain()
+
+    def _check_arrival(self, arrived: set[int], waited_s: float, limit_s: float) -> None:
+        if waited_s > limit_s and (missing := set(range(len(self._statuses))) - arrived):
+            rank = min(missing)
+            reason = f"it never arrived within {limit_s:g} s of the start"
+            self._fail(rank, self._statuses[rank].operation, reason)
 
     def _drain(self) -> None:
         """Hear everything that was said, waiting a tick for the first word."""
@@ -130,6 +139,9 @@ class Supervisor:
                 self._listener.output(data["line"])
             case "hello":
                 self._pids[rank] = (data["host"], data["pid"])
+                self._arrived.add(rank)
+            case "ready":
+                self._ready.add(rank)
             case "status":
                 for key, value in data.items():
                     setattr(self._statuses[rank], key, value)
@@ -191,20 +203,19 @@ def _signal_group(pid: int, number: int) -> None:
         pass
 
 
-def run_started(number: int, connect: Callable[[], Comm], program: Program) -> int:
+def run_started(link: Link, start: dict[str, Any]) -> int:
     """The life of a rank that Hocket started. Returns the exit status."""
-    status = Status()
-    link = Link(os.environ[ADDRESS], number, status)
-    # A rank without its starter has nobody to work for: end at once, even inside a long computation.
-    link.start(on_lost=lambda: os._exit(1))
+    status = link.status
     try:
         torch.set_num_threads(1)
+        engine = importlib.import_module(f"hocket.engines.{start['engine']}")
         status.operation = "join"
-        comm = connect()
+        comm = engine.connect(start["deadline"])
+        link.tell("ready", {})
         status.operation = "start"
         rank = Rank(comm, RealClock(), link.tell, status)
         local.current.rank = rank
-        result = program(rank)
+        result = Program(start["function"], start["argument"])(rank)
         status.operation = "end"
         link.tell("done", {"result": result})
         return 0

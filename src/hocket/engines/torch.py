@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
+from hocket.core.control import Control
+from hocket.core.environment import inside_torchrun
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
-from hocket.engines.control import ADDRESS, Control
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
 _OPS = {
@@ -39,10 +40,10 @@ class TorchDistributed(Engine):
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
 
     def starts_processes(self) -> bool:
-        return not inside()
+        return not inside_torchrun()
 
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
-        if inside():
+        if inside_torchrun():
             comm = connect(self.deadline)
             if comm.size != size:
                 raise UserError(f"torchrun started {comm.size} ranks but {size} are asked for; leave --workers out")
@@ -51,22 +52,9 @@ class TorchDistributed(Engine):
         control = Control()
         common = rank_environment(control, main, "torch", self.deadline)
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "hocket.engines.rank"]
+        command = [sys.executable, "-m", "hocket.rank"]
         ranks = [(command, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
         return Supervisor(size, control, self.deadline, listener).run(ranks)
-
-
-def inside() -> bool:
-    """Whether torchrun started this process."""
-    return ADDRESS not in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def rank() -> int:
-    return int(os.environ["RANK"])
-
-
-def size_from_environment() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _free_port() -> int:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request, Status, ring_bytes
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request, ring_bytes
 from hocket.core.message import Message
+from hocket.core.status import Status
 from hocket.measure.trace import Trace
 
 

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
-from hocket.core.comm import Status
+from hocket.core.status import Status
 
-ADDRESS = "HOCKET_CONTROL"
-"""Environment variable with `host:port:token`."""
 STATUS_S = 0.2
 """How often a rank says what it is doing."""
 

@@ -1,0 +1,207 @@
+"""The command as a user runs it: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+HOCKET = [sys.executable, "-m", "hocket"]
+
+
+def hocket(*args: str, cwd: Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*HOCKET, *args], cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == check, done.stderr
+    return done
+
+
+def ranks_of(out: Path) -> list[int]:
+    """Processes whose command line or environment belongs to the run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if str(out).encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize("engine", ["mpi", "torch", "threads", "sim"])
+def test_json_is_all_that_stdout_holds_and_the_folder_reproduces_the_run(tmp_path: Path, engine: str) -> None:
+    first = hocket("train", "digits", "--engine", engine, "--epochs", "2", "--json", "--out", "a", cwd=tmp_path)
+    result = json.loads(first.stdout)
+    assert first.stdout.count("\n") == 1
+    assert result == json.loads((tmp_path / "a/result.json").read_text())
+    assert result["verdict"] == "finished"
+    assert result["workers"] == 2
+    assert result["staleness"] == {"mean": 0.0, "max": 0, "histogram": {"0": 2 * result["steps"]}}
+    # Every step, each of the two ranks sends half of the vector (and the weight) twice.
+    assert result["bytes_sent"] == result["steps"] * 2 * 4 * (result["parameters"] + 1)
+    for worker in result["per_worker"]:
+        parts = worker["compute"] + worker["communication"] + worker["waiting"]
+        assert parts == pytest.approx(worker["seconds"], rel=0.01)
+    events = [json.loads(line) for line in (tmp_path / "a/events.jsonl").read_text().splitlines()]
+    assert {e["rank"] for e in events} == {0, 1}
+    assert sum(e["event"] == "gradient" for e in events) == 2 * result["steps"]
+    assert len((tmp_path / "a/curve.csv").read_text().splitlines()) == 3
+    assert (result["virtual_seconds"] is not None) == (engine == "sim")
+
+    hocket("train", "--spec", "a/spec.toml", "--json", "--out", "b", cwd=tmp_path)
+    a, b = (load_file(tmp_path / run / "model.safetensors") for run in "ab")
+    assert all(a[name].equal(b[name]) for name in a)
+
+
+@pytest.mark.parametrize("engine", ["mpi", "torch", "threads", "sim"])
+def test_ctrl_c_ends_everything_and_leaves_a_readable_folder(tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "run"
+    command = [*HOCKET, "train", "digits", "--engine", engine, "--epochs", "100000", "--out", str(out)]
+    marked = {**os.environ, "HOCKET_TEST_RUN": str(out)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=marked, stderr=subprocess.PIPE, text=True)
+    curve = out / "curve.csv"
+    limit = time.monotonic() + 60
+    while not (curve.exists() and curve.stat().st_size > 200):
+        assert time.monotonic() < limit and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - began < 2
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert not ranks_of(out)
+    result = json.loads((out / "result.json").read_text())
+    assert result["verdict"] == "interrupted"
+    assert result["curve"]
+    assert len((out / "events.jsonl").read_text().splitlines()) > 10
+
+
+@pytest.mark.parametrize("engine", ["mpi", "torch"])
+def test_ranks_end_when_their_starter_is_killed(tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "run"
+    command = [*HOCKET, "train", "digits", "--engine", engine, "--epochs", "100000", "--out", str(out)]
+    marked = {**os.environ, "HOCKET_TEST_RUN": str(out)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=marked, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 60
+    while not (out / "curve.csv").exists() or (out / "curve.csv").stat().st_size < 200:
+        assert time.monotonic() < limit and process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    limit = time.monotonic() + 5
+    while ranks_of(out) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not ranks_of(out)
+
+
+def test_a_failed_run_is_recorded_and_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import torch, hocket\n"
+        "class Bad(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if self.training: raise RuntimeError('planted')\n"
+        "        return super().forward(x)\n"
+        "data = (torch.randn(64, 2), torch.zeros(64, dtype=torch.int64))\n"
+        "task = hocket.Task(model=lambda: Bad(2, 2), data=(data, data))\n"
+    )
+    done = hocket("train", "bad.py:task", "--batch", "4", "--out", "run", cwd=tmp_path, check=1)
+    assert "failed in" in done.stderr.splitlines()[-1]
+    assert "RuntimeError: planted" in done.stderr
+    assert "bad.py" in done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["verdict"] == "crashed"
+    assert "planted" in result["error"]
+
+
+def test_divergence_is_a_verdict_and_no_failure(tmp_path: Path) -> None:
+    done = hocket("train", "digits", "--lr", "1e30", "--json", "--out", "run", cwd=tmp_path)
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "diverged"
+    assert 1 <= result["diverged_at_step"] <= result["steps"]
+    assert result["epochs"] == 1
+    assert result["test_loss"] is None
+    assert (tmp_path / "run/model.safetensors").exists()
+
+
+def test_target_stops_early(tmp_path: Path) -> None:
+    done = hocket("train", "digits", "--target", "0.9", "--json", "--out", "run", cwd=tmp_path)
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "reached-target"
+    assert result["test_accuracy"] >= 0.9
+    assert result["epochs"] < 20
+    assert result["time_to_target"] == result["curve"][-1]["seconds"]
+
+
+SCRIPT = """
+import sys, torch, hocket
+from torch.nn import functional as F
+x = torch.randn(41, 5, generator=torch.Generator().manual_seed(1))
+y = (x.sum(1) > 0).long()
+with hocket.join(strategy="local-sgd:every=2") as team:
+    torch.manual_seed(team.rank)
+    model = torch.nn.Linear(5, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, optimizer = team.prepare(model, optimizer)
+    loader = team.shard(torch.utils.data.TensorDataset(x, y), batch_size=4)
+    for epoch in range(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        scheduler.step()
+if len(sys.argv) > 1:
+    sys.exit(int(sys.argv[1]))
+total = sum(p.double().sum().item() for p in model.parameters())
+print(f"END {team.rank} {team.size} {total} {optimizer.param_groups[0]['lr']}\\n", end="")  # one write: lines stay whole
+"""
+
+
+def launchers() -> dict[str, list[str]]:
+    beside = Path(sys.executable).parent
+    return {
+        "hocket-mpi": [*HOCKET, "launch", "-n", "3"],
+        "hocket-torch": [*HOCKET, "launch", "-n", "3", "--engine", "torch"],
+        "hocket-threads": [*HOCKET, "launch", "-n", "3", "--engine", "threads"],
+        "hocket-sim": [*HOCKET, "launch", "-n", "3", "--sim", "stragglers=1x3"],
+        "mpiexec": [str(beside / "mpiexec"), "-n", "3", sys.executable],
+        "torchrun": [str(beside / "torchrun"), "--nproc-per-node", "3"],
+    }
+
+
+@pytest.mark.parametrize("name", launchers())
+def test_a_users_own_loop_runs_under_every_launcher(tmp_path: Path, name: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [*launchers()[name], "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ends = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("END"))
+    assert [end[1] for end in ends] == ["0", "1", "2"]
+    assert len({end[3] for end in ends}) == 1, "replicas end equal"
+    assert ends[0][4] == "0.00125"
+    failed = subprocess.run([*command, "3"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert failed.returncode != 0
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_train_joins_the_ranks_it_finds(tmp_path: Path, launcher: str) -> None:
+    start = launchers()[launcher]
+    command = [*(start[:-1] if launcher == "mpiexec" else start), *([] if launcher == "mpiexec" else ["--no-python"])]
+    done = subprocess.run(
+        [*command, *HOCKET, "train", "digits", "--epochs", "2", "--json", "--out", "run"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["workers"] == 3
+    assert result["engine"] == {"mpiexec": "mpi", "torchrun": "torch"}[launcher]
+    assert result == json.loads((tmp_path / "run/result.json").read_text())
+    assert {json.loads(line)["rank"] for line in (tmp_path / "run/events.jsonl").read_text().splitlines()} == {0, 1, 2}
