@@ -34,8 +34,10 @@ def main() -> NoReturn:
     status = run()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Ranks on threads that a failure left stuck in the user's code must not keep the process alive.
-    os._exit(status)
+    if status:
+        # Ranks that a failure left stuck, in the user's code or in MPI, must not keep the process alive.
+        os._exit(status)
+    sys.exit()
 
 
 def run(args: list[str] | None = None) -> int:

@@ -161,7 +161,7 @@ with hocket.join(strategy="local-sgd:every=2") as team:
 if len(sys.argv) > 1:
     sys.exit(int(sys.argv[1]))
 total = sum(p.double().sum().item() for p in model.parameters())
-print(f"END {team.rank} {team.size} {total} {optimizer.param_groups[0]['lr']}\\n", end="")  # one write: lines stay whole
+print(f"END {team.rank} {team.size} {total} {optimizer.param_groups[0]['lr']}\\n", end="")  # one write
 """
 
 
