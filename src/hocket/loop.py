@@ -15,7 +15,7 @@ from hocket.core.comm import Rank
 from hocket.core.errors import UserError
 from hocket.core.shard import Shards
 from hocket.core.vector import FlatModel, Gradient
-from hocket.core.worker import Worker
+from hocket.core.worker import Steps, Worker
 from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
 from hocket.spec import RunSpec, load_task
@@ -56,11 +56,12 @@ class Loop:
         self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed)
         self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
-        self._losses = torch.zeros(self._shards.steps, device=self._device)
-        self._weights = torch.zeros(self._shards.steps)
+        self._losses: list[tuple[Tensor, int]] = []
+        """Loss and number of samples of each step of this epoch; left on the device, since asking would wait."""
         self._curve: list[dict[str, Any]] = []
         self._verdict = "finished"
         self._diverged_at: int | None = None
+        self._train_loss = math.nan
 
     def run(self) -> dict[str, Any]:
         rank, worker, clock = self._rank, self._worker, self._rank.clock
@@ -74,16 +75,15 @@ class Loop:
         self._real = RealClock()
         steps = self._spec.make_strategy().worker(worker)
         next(steps)
-        for step_of_epoch in self._batches(steps):
-            if self._pulse(step_of_epoch, final=False):
+        for _ in self._epochs(steps):
+            if self._pulse(final=False):
                 break
-        last = worker.step % self._shards.steps or self._shards.steps
         try:
             steps.send(None)
             raise AssertionError("a strategy must end when it is sent None")
         except StopIteration:
             pass
-        self._pulse(last, final=True)
+        self._pulse(final=True)
         seconds, real_seconds = clock.now() - began_s, self._real.now()
         with clock.paused():
             self._comm.settle()
@@ -91,17 +91,16 @@ class Loop:
                 self._tell_model()
             return self._report(seconds) | {"real_seconds": real_seconds}
 
-    def _batches(self, steps: Any) -> Iterator[int]:
-        """Run the strategy; pause after each epoch but the last, giving the number of steps in it."""
+    def _epochs(self, steps: Steps) -> Iterator[None]:
+        """Feed the strategy; pause after each epoch but the last."""
         worker, status, clock = self._worker, self._rank.status, self._rank.clock
         model, module, loss_of = self._model, self._module, self._task.loss
         assert self._spec.batch
-        gradient = Gradient(model.g, 0)
+        gradient = Gradient(model.gradient, 0)
         share = 1.0 / self._spec.batch
         module.train()
         while True:
-            batches = self._shards.epoch(worker.step // self._shards.steps, worker.rank)
-            for i, index in enumerate(batches):
+            for index in self._shards.epoch(worker.step // self._shards.steps, worker.rank):
                 status.stop()
                 began = clock.now()
                 samples = len(index)
@@ -110,10 +109,7 @@ class Loop:
                     inputs, targets = self._batch(self._train, index)
                     loss = loss_of(module(inputs), targets)
                     torch.autograd.backward(loss)
-                    self._losses[i] = loss.detach()
-                else:
-                    self._losses[i] = 0.0
-                self._weights[i] = samples
+                    self._losses.append((loss.detach(), samples))
                 clock.charge(samples * share)
                 worker.step += 1
                 status.step = worker.step
@@ -123,32 +119,20 @@ class Loop:
                 steps.send(gradient)
                 if worker.step == self._total_steps:
                     return
-            yield len(batches)
+            yield
 
     def _batch(self, samples: SampleSet, index: Tensor) -> tuple[Any, Any]:
         inputs, targets = samples.take(index)
         return inputs.to(self._device), targets.to(self._device)
 
-    def _pulse(self, steps: int, *, final: bool) -> bool:
+    def _pulse(self, *, final: bool) -> bool:
         """The end of an epoch: all ranks meet, the model is evaluated outside the clock. True ends the run."""
         rank, clock = self._rank, self._rank.clock
         with clock.free():
             self._comm.barrier()  # inside the clock: who is early waits
         now = clock.now() - self._began_s
         with clock.paused(), self._real.paused():
-            losses, weights = self._losses[:steps].cpu(), self._weights[:steps]
-            finite = torch.isfinite(losses)
-            sums = torch.tensor(
-                [float((losses * weights).sum()), float(weights.sum()), float((~finite).any())],
-                dtype=torch.float64,
-            )
-            rank.comm.all_reduce(sums)
-            train_loss = float(sums[0] / sums[1])
-            diverged = bool(sums[2]) or not math.isfinite(train_loss)
-            if diverged and self._diverged_at is None:
-                bad = torch.nonzero(~finite)
-                first = int(bad[0]) if len(bad) else steps - 1
-                self._diverged_at = self._worker.step - steps + first + 1
+            train_loss, diverged = self._epoch_loss()
             stop = torch.zeros(1)
             model = self._consensus(final)
             if rank.comm.rank == 0:
@@ -159,6 +143,20 @@ class Loop:
                 rank.tell("events", {"events": events}, b"")
             rank.comm.barrier()
         return bool(stop[0])
+
+    def _epoch_loss(self) -> tuple[float, bool]:
+        """The mean training loss since the last pulse, over all ranks, and whether any loss was not finite."""
+        taken, self._losses = self._losses, []
+        losses = torch.stack([loss for loss, _ in taken]).double().cpu() if taken else torch.zeros(0).double()
+        weights = torch.tensor([samples for _, samples in taken], dtype=torch.float64)
+        bad = torch.nonzero(~torch.isfinite(losses))
+        if len(bad):
+            self._diverged_at = self._worker.step - len(taken) + int(bad[0]) + 1
+        sums = torch.tensor([float(losses @ weights), float(weights.sum()), float(len(bad))], dtype=torch.float64)
+        self._rank.comm.all_reduce(sums)
+        if sums[1]:
+            self._train_loss = float(sums[0] / sums[1])
+        return self._train_loss, bool(sums[2])
 
     def _consensus(self, final: bool) -> Tensor:
         """The mean of the replicas; at the end they are all the same."""

@@ -103,7 +103,7 @@ class Team:
         if isinstance(optimizer, torch.optim.LBFGS) and optimizer.param_groups[0]["max_iter"] != 1:
             raise UserError("LBFGS evaluates several gradients a step; use LBFGS(..., max_iter=1) or another optimizer")
         flat = FlatModel(model)
-        for tensor in [flat.block, *flat.rest()]:
+        for tensor in [flat.replica, *flat.rest()]:
             self._rank.comm.broadcast(tensor)
         original = optimizer.step
         loss: list[Any] = [None]
@@ -115,7 +115,7 @@ class Team:
         worker = Worker(self._comm, self._rank.clock, flat, optimizer, self._seed, original_step)
         steps = self._strategy.worker(worker)
         next(steps)
-        gradient = Gradient(flat.g, 1)
+        gradient = Gradient(flat.gradient, 1)
 
         # The optimizer stays the user's object, so that schedulers and checkpoints go on working.
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,8 @@ class Shards:
         return order[step * size : (step + 1) * size]
 
     def order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        return torch.randperm(self._samples, generator=generator)
+        """All samples, shuffled: the same for every worker."""
+        return _order(self._samples, self._seed, epoch)
 
     def epoch(self, epoch: int, rank: int) -> list[Tensor]:
         """The sample numbers of each of this rank's batches."""
@@ -37,3 +39,9 @@ class Shards:
             else:
                 batches.append(whole.tensor_split(self._workers)[rank])
         return batches
+
+
+@lru_cache(maxsize=2)  # ranks that are threads of one process share it, and are at most an epoch apart
+def _order(samples: int, seed: int, epoch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(samples, generator=generator)

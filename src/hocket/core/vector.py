@@ -11,16 +11,23 @@ from torch import Tensor, nn
 from hocket.core.errors import UserError
 
 
+class Weighted:
+    """A vector with one spare element behind it, where its weight travels in a weighted mean."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer, self.values, self.weight = buffer, buffer[:-1], buffer[-1:]
+
+
 @dataclass
 class Gradient:
     """A gradient, and the number of samples it is the mean of: means over workers are weighted by it."""
 
-    buffer: Tensor
-    """The flat gradient and one spare element behind it, where the weight travels in a weighted mean."""
+    flat: Weighted
     samples: float
 
-    def __post_init__(self) -> None:
-        self.vector = self.buffer[:-1]
+    @property
+    def vector(self) -> Tensor:
+        return self.flat.values
 
 
 class FlatModel:
@@ -51,17 +58,19 @@ class FlatModel:
 
         n = sum(p.numel() for p in self.parameters)
         m = sum(b.numel() for b in buffers)
-        self.block = torch.zeros(n + m + 1, dtype=dtype, device=place)
-        self.x, self.replica, self.buffers = self.block[:n], self.block[:-1], self.block[n:]
-        self.g = torch.zeros(n + 1, dtype=dtype, device=place)
+        self.block = Weighted(torch.zeros(n + m + 1, dtype=dtype, device=place))
+        self.replica, self.x = self.block.values, self.block.values[:n]
+        self.buffers = Weighted(self.block.buffer[n:])
+        self.gradient = Weighted(torch.zeros(n + 1, dtype=dtype, device=place))
+        self.g = self.gradient.values
         self.grads = list(self._views(self.g))
-        for p, view, grad in zip(self.parameters, self._views(self.block), self.grads, strict=True):
+        for p, view, grad in zip(self.parameters, self._views(self.x), self.grads, strict=True):
             view.copy_(p.data)
             p.data = view
             p.grad = grad
         at = n
         for b in buffers:
-            view = self.block[at : at + b.numel()].view(b.shape)
+            view = self.replica[at : at + b.numel()].view(b.shape)
             view.copy_(b.data)
             b.data = view
             at += b.numel()

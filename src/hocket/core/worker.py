@@ -13,7 +13,7 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 from hocket.core.registry import Registry
-from hocket.core.vector import FlatModel, Gradient
+from hocket.core.vector import FlatModel, Gradient, Weighted
 
 Steps = Generator[None, Gradient | None, None]
 """A strategy at work: yields for the gradient at `w.x`, is sent None after the last one."""
@@ -69,14 +69,14 @@ class Worker:
         """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too."""
         if g.samples == 0:
             return
-        if g.buffer is not self.model.g:
-            self.model.g[:-1].copy_(g.vector)
+        if g.flat is not self.model.gradient:
+            self.model.g.copy_(g.vector)
         self.staleness[0] += 1  # the gradient was taken at this replica's x: nothing came between
         self._optimizer_step()
 
     def average(self, g: Gradient) -> None:
         """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
-        g.samples = self._weighted_mean(g.buffer, g.samples)
+        g.samples = self._weighted_mean(g.flat, g.samples)
 
     def average_replicas(self, samples: float) -> None:
         """Replace every replica by their mean, each weighted by the samples it has seen since the last one."""
@@ -84,7 +84,7 @@ class Worker:
 
     def average_buffers(self) -> None:
         """Give all replicas the same BatchNorm statistics."""
-        if self.model.buffers.numel() > 1:
+        if self.model.buffers.values.numel():
             self._weighted_mean(self.model.buffers, 1.0)
 
     def optimizer_state(self) -> Sequence[Tensor]:
@@ -96,14 +96,13 @@ class Worker:
             if isinstance(value, Tensor) and value.dim() > 0
         ]
 
-    def _weighted_mean(self, buffer: Tensor, weight: float) -> float:
-        """The mean over ranks of all but the last element, which carries the weights; returns their sum."""
+    def _weighted_mean(self, vector: Weighted, weight: float) -> float:
+        """Replace `vector` by its mean over the ranks; returns the sum of the weights."""
         if self.size == 1:
             return weight
-        values = buffer[:-1]
-        values *= weight
-        buffer[-1] = weight
-        self.comm.all_reduce(buffer)
-        total = buffer[-1].item()
-        values /= total
+        vector.values.mul_(weight)
+        vector.weight.fill_(weight)
+        self.comm.all_reduce(vector.buffer)
+        total = vector.weight.item()
+        vector.values.div_(total)
         return total

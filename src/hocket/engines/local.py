@@ -77,6 +77,9 @@ class World(ABC):
     @abstractmethod
     def clock(self, rank: int) -> Clock: ...
 
+    def catch_up(self, rank: int) -> None:  # noqa: B027 - real time needs no care
+        """Let everything happen that comes before this rank's present."""
+
     def transfer(self, source: int, to: int, nbytes: int) -> tuple[float, float]:
         """(time at which the sender is free again, time of arrival) of a message sent now."""
         return 0.0, 0.0
@@ -134,6 +137,7 @@ class LocalComm:
         world, target = self._world, self._members[to]
         with world.exclusive():
             world.check()
+            world.catch_up(self._me)
             free_s, arrival_s = world.transfer(self._me, target, msg.nbytes)
             world.sent += 1
             box = world.mail.setdefault((self._context, target), [])
@@ -144,6 +148,7 @@ class LocalComm:
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         world = self._world
         with world.exclusive():
+            world.catch_up(self._me)
             box = world.mail.setdefault((self._context, self._me), [])
 
             def first() -> Envelope | None:
@@ -194,15 +199,24 @@ class LocalComm:
 
         return finish
 
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
+        self._all_reduce(x.detach(), op)()
+
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        # What was brought is read when the last rank arrives; until then the caller may not change it,
+        # and this rank's result is only written when it waits.
+        return Deferred(self._all_reduce(x.detach(), op))
+
+    def _all_reduce(self, x: Tensor, op: Op) -> Callable[[], None]:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return [reduce_in_order(parts, op)] * self.size
 
-        finish = self._meet("all_reduce", x.detach().clone(), _nbytes(x), combine)
-        return Deferred(lambda: _assign(x, finish()))
+        finish = self._meet("all_reduce", x, _nbytes(x), combine)
 
-    def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
-        self.iall_reduce(x, op).wait()
+        def assign() -> None:
+            x.copy_(finish())
+
+        return assign
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         def combine(parts: list[Tensor]) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """The engine `sim`: virtual time, real arithmetic.
 
 Each rank is a real thread, but only the one that holds the baton runs. A rank passes the baton on
-whenever virtual time has to pass: after a gradient, or in a wait. The next to run is always the one
-with the earliest virtual time, so events happen in time order and every run repeats bit for bit.
+when it waits, and before it sends or receives if others are behind it in virtual time. The next to run is
+always the one with the earliest virtual time, so events happen in time order and every run repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -217,10 +217,18 @@ class SimWorld(World):
             cost_s = time.thread_time() - self._resumed_real_s[rank]
         else:
             cost_s *= share
-        if self.free[rank]:
-            return
-        self._schedule(rank, self.now_s[rank] + cost_s * self._slow[rank])
-        self._pause_here(rank)
+        if not self.free[rank]:
+            self.now_s[rank] += cost_s * self._slow[rank]
+        self.check()
+
+    def catch_up(self, rank: int) -> None:
+        """Ranks compute ahead of each other; before one sends or receives, all earlier ones must have run.
+
+        A collective needs no such care: what comes of it does not depend on who arrives first.
+        """
+        if self._heap and self._heap[0][0] < self.now_s[rank]:
+            self._schedule(rank, self.now_s[rank])
+            self._pause_here(rank)
 
     def transfer(self, source: int, to: int, nbytes: int) -> tuple[float, float]:
         """A message leaves when the sender's card is free and lands when the receiver's card has taken it in."""

@@ -60,7 +60,7 @@ def make(text: str, model: FlatModel, lr: float, momentum: float) -> torch.optim
     if momentum:
         chosen["momentum"] = momentum
     flat = nn.Parameter(model.x)
-    flat.grad = model.g[:-1]
+    flat.grad = model.g
     # Built through Any: the constructors share no signature.
     cls: Any = ELEMENTWISE[name]
     optimizer: torch.optim.Optimizer = cls([flat], lr=lr, **chosen)
