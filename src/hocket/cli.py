@@ -56,6 +56,9 @@ def run(args: list[str] | None = None) -> int:
         _say(str(error))
         return 2
     except RankFailed as failure:
+        if failure.reason.startswith("UserError: "):
+            _say(failure.reason.removeprefix("UserError: "))
+            return 2
         if failure.traceback:
             print(failure.traceback.rstrip(), file=sys.stderr)
         _say(str(failure))
@@ -221,7 +224,7 @@ def _summary(result: Result) -> None:
         ("verdict", result.verdict),
         ("time", time),
         ("samples/s", f"{result.samples_per_s:,.0f}"),
-        ("steps", f"{result.steps:,} ({result.epochs:g} epochs)"),
+        ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),
         (f"test {result.metric}", number(result.test_metric)),
@@ -309,6 +312,7 @@ def launch(
     if engine is None:
         engine = "sim" if options else "mpi" if mpi.available() is None else "threads"
     values = dict(task="", workers=workers, engine=engine, deadline=deadline, sim=options, hosts=hosts, mpiexec=mpiexec)
+    _say(f"{script.name} on {workers} ranks, engine {engine}")
     run_script(script, context.args, RunSpec.from_mapping(values))
 
 

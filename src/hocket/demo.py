@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,14 +26,13 @@ def demo(display: Display, engine: str | None) -> list[Result]:
 def table(results: list[Result]) -> Table:
     """What each strategy cost and gave."""
     serial = results[0]
-    title = f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}; speedup over serial"
-    found = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for column in ("strategy", "workers", "seconds", "samples/s", "speedup", "test accuracy", "bytes sent"):
+    title = f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}, 2 workers (serial: 1)"
+    found = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("strategy", "seconds", "samples/s", "speedup", "test accuracy", "bytes sent"):
         found.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
     for r in results:
         found.add_row(
             r.strategy,
-            str(r.workers),
             f"{r.seconds:.2f}",
             f"{r.samples_per_s:,.0f}",
             f"{r.samples_per_s / serial.samples_per_s:.2f}",

@@ -65,13 +65,15 @@ class Loop:
 
     def run(self) -> dict[str, Any]:
         rank, worker, clock = self._rank, self._worker, self._rank.clock
-        if self._device.type == "cpu" and rank.comm.size > 1:
-            torch.set_num_threads(1)
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)  # or the speed-up over one worker is fake
         with clock.paused():
+            for tensor in [self._model.replica, *self._model.rest()]:
+                rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             rank.comm.barrier()
         # For dropout and the like; after the barrier, since ranks that are threads share torch's generator.
         torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)
-        began_s = self._began_s = clock.now()
+        began_s = self._began_s = self._trace.origin_s = clock.now()
         self._real = RealClock()
         steps = self._spec.make_strategy().worker(worker)
         next(steps)
@@ -133,16 +135,17 @@ class Loop:
         now = clock.now() - self._began_s
         with clock.paused(), self._real.paused():
             train_loss, diverged = self._epoch_loss()
-            stop = torch.zeros(1)
-            model = self._consensus(final)
-            if rank.comm.rank == 0:
-                stop[0] = self._judge(model, now, train_loss, diverged)
-            rank.comm.broadcast(stop)
             rank.status.loss = train_loss
+            test_loss, metric = self._evaluate(self._consensus(final))
+            self._record(now, train_loss, test_loss, metric)
+            if diverged:
+                self._verdict = "diverged"
+            elif self._spec.target is not None and self._task.reached(metric, self._spec.target):
+                self._verdict = "reached-target"
             if events := self._trace.take():
                 rank.tell("events", {"events": events}, b"")
             rank.comm.barrier()
-        return bool(stop[0])
+        return self._verdict != "finished"
 
     def _epoch_loss(self) -> tuple[float, bool]:
         """The mean training loss since the last pulse, over all ranks, and whether any loss was not finite."""
@@ -167,46 +170,43 @@ class Loop:
         self._rank.comm.all_reduce(mean, "mean")
         return mean
 
-    def _judge(self, model: Tensor, now: float, train_loss: float, diverged: bool) -> bool:
-        """Evaluate on rank 0, record a point of the learning curve, and say whether to stop."""
-        task, spec = self._task, self._spec
-        test_loss, metric = self._evaluate(model)
+    def _record(self, now: float, train_loss: float, test_loss: float, metric: float) -> None:
+        """A point of the learning curve."""
         step = self._worker.step
+        if self._curve and self._curve[-1]["step"] == step:
+            return
         point = {
             "step": step,
             "epoch": step / self._shards.steps,
             "seconds": now,
             "train_loss": _json(train_loss),
             "test_loss": _json(test_loss),
-            f"test_{task.metric_name}": _json(metric),
+            f"test_{self._task.metric_name}": _json(metric),
         }
-        if not self._curve or self._curve[-1]["step"] != step:
-            self._curve.append(point)
+        self._curve.append(point)
+        if self._rank.comm.rank == 0:
             self._rank.tell("point", point, b"")
-        if diverged:
-            self._verdict = "diverged"
-        elif spec.target is not None and task.reached(metric, spec.target):
-            self._verdict = "reached-target"
-        return self._verdict != "finished"
 
     def _evaluate(self, replica: Tensor) -> tuple[float, float]:
-        """Mean loss and metric of `replica` on the test samples."""
-        own = self._model.replica
-        saved = None if replica is own else own.clone()
-        if saved is not None:
-            own.copy_(replica)
-        loss_sum = metric_sum = 0.0
+        """Mean loss and metric of `replica` on the test samples, of which each rank takes a share."""
+        comm, own = self._rank.comm, self._model.replica
+        saved = own.clone()
+        own.copy_(replica)
         self._module.eval()
+        sums = torch.zeros(2, dtype=torch.float64)
+        share = torch.arange(comm.rank, len(self._test), comm.size)
         with torch.no_grad():
-            for index in torch.split(torch.arange(len(self._test)), 2048):
-                inputs, targets = self._batch(self._test, index)
-                output = self._module(inputs)
-                loss_sum += float(self._task.loss(output, targets)) * len(index)
-                metric_sum += float(self._task.metric(output, targets)) * len(index)
+            for index in torch.split(share, 2048):
+                if len(index):
+                    inputs, targets = self._batch(self._test, index)
+                    output = self._module(inputs)
+                    sums[0] += float(self._task.loss(output, targets)) * len(index)
+                    sums[1] += float(self._task.metric(output, targets)) * len(index)
         self._module.train()
-        if saved is not None:
-            own.copy_(saved)
-        return loss_sum / len(self._test), metric_sum / len(self._test)
+        own.copy_(saved)
+        comm.all_reduce(sums)
+        test_loss, metric = (sums / len(self._test)).tolist()
+        return test_loss, metric
 
     def _tell_model(self) -> None:
         from safetensors.torch import save

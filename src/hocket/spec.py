@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import random
 import sys
 import tomllib
 import typing
@@ -15,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from hocket import optim
 from hocket.core.errors import UserError
@@ -130,7 +134,7 @@ class RunSpec:
             raise UserError(f"seed must be 0 or more and less than 2**40, got {self.seed}")
         if self.trace < 0:
             raise UserError(f"trace must be 0 or more, got {self.trace}")
-        if self.sim and self.engine not in (None, "sim"):
+        if self.sim and self.engine is not None and self.engine.partition(":")[0] != "sim":
             raise UserError(f"--sim has no meaning on engine {self.engine}; add --engine sim")
         if self.optimizer is not None:
             optim.parse(self.optimizer)
@@ -169,7 +173,7 @@ def load_task(name: str, seed: int, data: str | None) -> Task:
     """The task that a name stands for: one that ships with Hocket, or `path/to/file.py:task`."""
     path, colon, attribute = name.rpartition(":")
     if colon and path.endswith(".py"):
-        found = getattr(load_file(Path(path)), attribute, None)
+        found = getattr(load_file(Path(path), seed), attribute, None)
         if isinstance(found, Task):
             return found
         what = "is not a hocket.Task" if found is not None else "does not exist"
@@ -188,8 +192,11 @@ loading = False
 """Whether a user's file is being loaded for the task that it defines."""
 
 
-def load_file(path: Path) -> ModuleType:
-    """Import a user's file, as far as the first `hocket.fit` at its top level."""
+def load_file(path: Path, seed: int) -> ModuleType:
+    """Import a user's file, as far as the first `hocket.fit` at its top level.
+
+    Every rank's process does so, and what the file draws at random must be the same in all of them.
+    """
     global loading
     if not path.is_file():
         raise UserError(f"there is no file {path}")
@@ -202,6 +209,9 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     loading = True
     try:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         spec.loader.exec_module(module)
     except StopLoading:
         pass

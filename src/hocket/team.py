@@ -45,6 +45,8 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
         yield team
         team.finish()
     except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            raise
         if abort is not None and rank.comm.size > 1:
             where = f"rank {rank.comm.rank} failed in {rank.status.operation}: {type(error).__name__}: {error}"
             print(f"hocket: {where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
@@ -63,11 +65,10 @@ def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
     def tell(kind: str, data: dict[str, Any], blob: bytes) -> None:
         pass
 
+    torch.set_num_threads(1)  # a worker has one, however many there are
     if inside_torchrun():
-        torch.set_num_threads(1)
         return Rank(torch_engine.connect(deadline), world.clock(0), tell, Status()), torch_engine.abort
     if inside_mpi():
-        torch.set_num_threads(1)
         return Rank(mpi.connect(deadline), world.clock(0), tell, Status()), mpi.abort
     return Rank(LocalComm(world, 0, [0], 0), world.clock(0), tell, Status()), None
 
@@ -137,6 +138,8 @@ class Team:
             flat.collect()
             flat.g.zero_()
 
+        # A scheduler that was made before has wrapped `original`, and looks for its mark.
+        step._wrapped_by_lr_sched = hasattr(original, "_wrapped_by_lr_sched")  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
         self._worker, self._steps = worker, steps
@@ -164,6 +167,10 @@ class Team:
         """Count samples towards the weight of the next gradient; `shard`'s loader does it for you."""
         self._samples = (self._samples or 0.0) + samples
 
+    def forget(self) -> None:
+        """Drop what was counted since the last step."""
+        self._samples = None
+
     def finish(self) -> None:
         """The farewell: the strategy ends, and everyone has one model."""
         if self._worker is not None:
@@ -178,7 +185,7 @@ class _ShardSampler(Sampler[list[int]]):
 
     def __init__(self, shards: Shards, rank: int, batch_size: int) -> None:
         self._shards, self._rank, self._batch_size = shards, rank, batch_size
-        self.epoch = 0
+        self.epoch = -1
         self.weights: list[int] = []
 
     def __len__(self) -> int:
@@ -201,7 +208,8 @@ class _ShardLoader(DataLoader[Any]):
         self._team, self._shard_sampler = team, sampler
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._shard_sampler.epoch += 1
+        self._team.forget()  # a batch that was taken and not used counts for nothing
         for step, batch in enumerate(super().__iter__()):
             self._team.saw(self._shard_sampler.weights[step])
             yield batch
-        self._shard_sampler.epoch += 1

@@ -93,7 +93,7 @@ def _torch_as_it_was() -> Iterator[None]:
 def _title(spec: RunSpec, reason: str) -> str:
     workers = "1 worker" if spec.workers == 1 else f"{spec.workers} workers"
     where = f"engine {spec.engine}{reason}"
-    return f"{spec.task or 'task'}: {spec.strategy} on {workers}, {where}, batch {spec.batch} a worker"
+    return f"{Path(spec.task).name or 'task'}: {spec.strategy} on {workers}, {where}, batch {spec.batch} a worker"
 
 
 def _check_batch(spec: RunSpec, samples: int) -> None:
@@ -129,7 +129,8 @@ def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
     elif name.partition(":")[0] not in engine:
         engine[name.partition(":")[0]]  # raises, with the nearest name
     if spec.workers is None and name in ("mpi", "torch"):
-        spec = dataclasses.replace(spec, workers=launched_size())
+        slots = [int(host.partition(":")[2] or 1) for host in spec.hosts.split(",") if spec.hosts]
+        spec = dataclasses.replace(spec, workers=launched_size() or sum(slots) or None)
     return spec, reason
 
 
@@ -157,7 +158,7 @@ class Recorder(Listener):
         except BaseException:
             self._close(self._cut_off("crashed", tb.format_exc()))
             raise
-        self._close(result)
+        self._close(result.to_json())
         return result
 
     def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
@@ -188,10 +189,10 @@ class Recorder(Listener):
     def _metric_key(self) -> str:
         return f"test_{self._task.metric_name}"
 
-    def _close(self, result: Result) -> None:
+    def _close(self, record: dict[str, Any]) -> None:
         self._display.end()
         if self._folder:
-            self._folder.finish(result)
+            self._folder.finish(record)
 
     def _finished(self, reports: list[dict[str, Any]]) -> Result:
         first = reports[0]
@@ -200,95 +201,63 @@ class Recorder(Listener):
             histogram.update({int(k): v for k, v in report["staleness"].items()})
         if self._folder and (dropped := sum(r["dropped_events"] for r in reports)):
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": f"trace={self._spec.trace}"})
-        keys = (
-            "seconds",
-            "compute",
-            "communication",
-            "waiting",
-            "bytes_sent",
-            "messages",
-            "steps",
-            "samples",
-        )
-        return self._result(
+        keys = ("seconds", "compute", "communication", "waiting", "bytes_sent", "messages", "steps", "samples")
+        simulated = self._spec.make_engine().name == "sim"
+        return Result(
+            **self._known(first["curve"]),
             verdict=first["verdict"],
-            seconds=first["real_seconds"],
-            clock_seconds=first["seconds"],
-            samples=sum(r["samples"] for r in reports),
+            seconds=first["real_seconds"] if simulated else first["seconds"],
+            virtual_seconds=first["seconds"] if simulated else None,
+            samples_per_s=sum(r["samples"] for r in reports) / max(first["seconds"], 1e-9),
             steps=first["steps"],
             epochs=first["epochs"],
-            curve=first["curve"],
             bytes_sent=sum(r["bytes_sent"] for r in reports),
-            staleness=histogram,
+            staleness=staleness_summary(histogram),
             per_worker=[{k: r[k] for k in keys} for r in reports],
             parameters=first["parameters"],
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
+            state=self._state(),
         )
 
-    def _cut_off(self, verdict: Verdict, error: str) -> Result:
-        """What is known of a run that did not end by itself."""
+    def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
+        """The record of a run that did not end by itself: all is as of the last point of its learning curve."""
         last = self._curve[-1] if self._curve else {"step": 0, "epoch": 0.0, "seconds": 0.0}
-        return self._result(
-            verdict=verdict,
-            seconds=last["seconds"],
-            clock_seconds=last["seconds"],
-            samples=sum(s.samples for s in self._statuses),
-            steps=min((s.step for s in self._statuses), default=0),
-            epochs=last["epoch"],
-            curve=self._curve,
-            bytes_sent=0,
-            staleness=Counter(),
-            per_worker=[{"steps": s.step, "samples": s.samples} for s in self._statuses],
-            parameters=0,
-            diverged_at_step=None,
-            error=error,
-        )
+        known = self._known(self._curve)
+        known[f"test_{known['metric']}"] = known.pop("test_metric")
+        return known | {
+            "verdict": verdict,
+            "error": error,
+            "seconds": last["seconds"],
+            "steps": last["step"],
+            "epochs": last["epoch"],
+            "per_worker": [{"steps": s.step, "samples": s.samples} for s in self._statuses],
+        }
 
-    def _result(
-        self,
-        *,
-        verdict: Verdict,
-        seconds: float,
-        clock_seconds: float,
-        samples: int,
-        curve: list[dict[str, Any]],
-        staleness: Counter[int],
-        **rest: Any,
-    ) -> Result:
-        spec = self._spec
-        assert spec.engine and spec.workers
+    def _known(self, curve: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is known of a run however it ended."""
+        spec, task, key = self._spec, self._task, self._metric_key()
         last = curve[-1] if curve else {}
-        simulated = spec.engine.partition(":")[0] == "sim"
-        target = spec.target if spec.target is not None else self._task.target
+        target = spec.target if spec.target is not None else task.target
         reached = (
-            p["seconds"]
-            for p in curve
-            if target is not None
-            and p[self._metric_key()] is not None
-            and self._task.reached(p[self._metric_key()], target)
+            point["seconds"]
+            for point in curve
+            if target is not None and point[key] is not None and task.reached(point[key], target)
         )
-        return Result(
+        return dict(
             task=spec.task or "task",
             strategy=spec.strategy,
             engine=spec.engine,
             workers=spec.workers,
             seed=spec.seed,
-            verdict=verdict,
-            seconds=seconds if simulated else clock_seconds,
-            virtual_seconds=clock_seconds if simulated else None,
-            samples_per_s=samples / clock_seconds if clock_seconds else 0.0,
             train_loss=last.get("train_loss"),
             test_loss=last.get("test_loss"),
-            metric=self._task.metric_name,
-            test_metric=last.get(self._metric_key()),
+            metric=task.metric_name,
+            test_metric=last.get(key),
             target=target,
             time_to_target=next(reached, None),
-            staleness=staleness_summary(staleness),
             curve=curve,
             versions=versions(),
             out=str(self._folder.path) if self._folder else None,
-            state=self._state(),
-            **rest,
         )
 
     def _state(self) -> dict[str, Tensor]:

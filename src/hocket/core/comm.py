@@ -79,7 +79,8 @@ class Rank:
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:
     """Combine one tensor a rank, in rank order, so that the result is the same every time."""
     total = parts[0].clone()
-    for part in parts[1:]:
+    for other in parts[1:]:
+        part = other.to(total.device)  # ranks on threads may each have a GPU of their own
         match op:
             case "sum" | "mean":
                 total += part

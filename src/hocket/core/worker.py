@@ -104,5 +104,6 @@ class Worker:
         vector.weight.fill_(weight)
         self.comm.all_reduce(vector.buffer)
         total = vector.weight.item()
+        assert total > 0, "a weighted mean needs a sample"
         vector.values.div_(total)
         return total

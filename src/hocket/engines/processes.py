@@ -67,8 +67,18 @@ class Supervisor:
             self._end()
             self._control.close()
         if self._failures:
-            raise first_failure(self._failures)
+            raise self._explained(first_failure(self._failures))
         return [self._results[r] for r in range(len(self._statuses))]
+
+    def _explained(self, failure: RankFailed) -> RankFailed:
+        """A rank that waited in vain cannot know what the others did meanwhile; here it is known."""
+        if not failure.reason.startswith("DeadlineExceeded:"):
+            return failure
+        others = [
+            f"rank {r} was in {s.operation} at step {s.step}" for r, s in enumerate(self._statuses) if r != failure.rank
+        ]
+        reason = f"{failure.reason}; {', '.join(others[:8])}"
+        return RankFailed(failure.rank, failure.operation, reason, failure.traceback)
 
     def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(

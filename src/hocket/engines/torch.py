@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
@@ -23,6 +24,9 @@ from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
+# The names of torch 2.13, where the older ones warn; torch 2.11 has only those.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
@@ -70,6 +74,7 @@ def connect(deadline: float) -> TorchComm:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         backend = "cpu:gloo,cuda:nccl" if gpus >= local_ranks else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=deadline))
+        atexit.register(dist.destroy_process_group)  # its threads abort a process that ends without it
     return TorchComm(dist.group.WORLD, deadline)
 
 
@@ -150,13 +155,13 @@ class TorchComm:
         self.iall_reduce(x, op).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
-        work = dist.reduce_scatter_tensor(out, x.detach(), _OPS[op], self._group, async_op=True)
+        work = _reduce_scatter(out, x.detach(), _OPS[op], self._group, async_op=True)
         self._finish(work, "reduce_scatter")
         if op == "mean":
             out /= self.size
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
-        work = dist.all_gather_into_tensor(out, x.detach(), self._group, async_op=True)
+        work = _all_gather(out, x.detach(), self._group, async_op=True)
         self._finish(work, "all_gather")
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
-from hocket.measure.result import Result
 
 _OURS = ("spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json")
 
@@ -44,8 +43,8 @@ class RunFolder:
     def model(self, blob: bytes) -> None:
         self._replace("model.safetensors", blob)
 
-    def finish(self, result: Result) -> None:
-        self._replace("result.json", (json.dumps(result.to_json(), indent=1) + "\n").encode())
+    def finish(self, record: dict[str, Any]) -> None:
+        self._replace("result.json", (json.dumps(record, indent=1) + "\n").encode())
         self._events.close()
         self._curve.close()
 

@@ -49,7 +49,6 @@ class Result:
     parameters: int
     versions: dict[str, str]
     diverged_at_step: int | None = None
-    error: str | None = None
     out: str | None = None
     state: dict[str, Tensor] = field(default_factory=dict, repr=False)
 

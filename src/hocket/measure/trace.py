@@ -15,6 +15,8 @@ class Trace:
         self._limit = limit
         self._events: list[tuple[str, float, float, dict[str, Any]]] = []
         self.dropped = 0
+        self.origin_s = 0.0
+        """When training began, on the rank's clock: events are timed from there, as the learning curve is."""
 
     def add(self, event: str, start_s: float, end_s: float, **fields: Any) -> None:
         if self._limit:
@@ -27,6 +29,6 @@ class Trace:
         """The events since the last call, ready for JSON."""
         events, self._events = self._events, []
         return [
-            {"event": event, "t": round(start, 9), "seconds": round(end - start, 9), **fields}
+            {"event": event, "t": round(start - self.origin_s, 9), "seconds": round(end - start, 9), **fields}
             for event, start, end, fields in events
         ]

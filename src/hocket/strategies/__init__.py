@@ -1,6 +1,11 @@
 """How replicas agree: one file a family, each reads as its paper. Importing this registers every strategy."""
 
-from hocket.core.worker import Strategy, strategy
-from hocket.strategies import allreduce, local_sgd, serial
+import importlib
+import pkgutil
 
-__all__ = ["Strategy", "allreduce", "local_sgd", "serial", "strategy"]
+from hocket.core.worker import Strategy, strategy
+
+__all__ = ["Strategy", "strategy"]
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

@@ -1,0 +1,233 @@
+"""A user's mistake is one line that says what to do, exit status 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hocket import cli
+from hocket.tasks import mnist
+
+FILES = {
+    "broken.toml": "task = = 1",
+    "key.toml": 'task = "digits"\nworkrs = 2',
+    "text.toml": 'task = "digits"\nworkers = "two"',
+    "bool.toml": 'task = "digits"\nworkers = true',
+    "fraction.toml": 'task = "digits"\nworkers = 2.5',
+    "number.toml": "task = 5",
+    "infinite.toml": 'task = "digits"\nlr = inf',
+    "empty.toml": "",
+    "sim-key.toml": 'task = "digits"\nengine = "sim"\n[sim]\ncomput = "2ms"',
+    "sim-number.toml": 'task = "digits"\nsim = 5',
+    "raises.py": "x = 1\n1 / 0",
+    "two_lines.py": 'raise ValueError("one\\ntwo")',
+    "exits.py": "raise SystemExit(3)",
+    "syntax.py": "x = 1\ndef (",
+    "imports.py": "import nosuchmodule",
+    "lacks.py": "x = 1",
+    "number.py": "task = 5",
+    "own.py": (
+        "import torch, hocket\n"
+        "data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)\n"
+        "def task(model=lambda: torch.nn.Linear(2, 2), data=(data, data)):\n"
+        "    return hocket.Task(model=model, data=data, batch=4)\n"
+        "no_data = task(data=5)\n"
+        "no_samples = task(data=((data[0][:0], data[1][:0]), data))\n"
+        "uneven = task(data=((data[0], data[1][:3]), data))\n"
+        "no_model = task(model=lambda: 5)\n"
+        "no_parameters = task(model=torch.nn.ReLU)\n"
+    ),
+    "a-file": "",
+    "a-folder/kept": "",
+}
+
+DIGITS = ["train", "digits", "--steps", "2"]
+SIM = ["train", "digits", "--steps", "2", "--sim"]
+
+
+def bug(args: list[str], fragment: str, why: str) -> object:
+    """A case that is not refused as it should be."""
+    return pytest.param(args, fragment, marks=pytest.mark.xfail(strict=True, reason=why))
+
+
+CASES = [
+    # Names, with the nearest one.
+    (["trian", "digits"], "Did you mean 'train'?"),
+    (["train", "digits", "--worker", "2"], "--workers"),
+    (["train"], "hocket train digits"),
+    (["train", "digit"], "did you mean digits?"),
+    (["train", "something-else"], "there are: blobs, digits, mnist-cnn, mnist-mlp"),
+    (["train", "x" * 300], "no task is called"),
+    (["train", "blobs:nose=1"], "did you mean noise?"),
+    (["train", "blobs:noise=0"], "noise must be a number above 0"),
+    ([*DIGITS, "--strategy", "alreduce"], "did you mean allreduce?"),
+    ([*DIGITS, "--strategy", "local-sgd:evry=2"], "did you mean every?"),
+    ([*DIGITS, "--strategy", "local-sgd:every"], "write every=VALUE"),
+    ([*DIGITS, "--strategy", "local-sgd:every=often"], "every must be a whole number; got 'often'"),
+    ([*DIGITS, "--strategy", "local-sgd:every=0"], "every must be 1 or more"),
+    ([*DIGITS, "--strategy", "local-sgd:momentum=kept"], "one of keep, average, reset"),
+    ([*DIGITS, "--engine", "thread"], "did you mean threads?"),
+    ([*DIGITS, "--engine", "sim:ltency=2us"], "did you mean latency?"),
+    ([*DIGITS, "--optimizer", "adm"], "did you mean adam?"),
+    ([*DIGITS, "--optimizer", "adamw:weight_decy=1"], "did you mean weight_decay?"),
+    ([*DIGITS, "--optimizer", "adamw:weight_decay=much"], "weight_decay must be a number; got 'much'"),
+    ([*DIGITS, "extra"], "KEY=VALUE, got 'extra'"),
+    ([*DIGITS, "wrkers=2"], "did you mean workers?"),
+    ([*DIGITS, "sim=2ms"], "sim must be a table"),
+    # Numbers.
+    ([*DIGITS, "--workers", "0"], "workers must be 1 or more, got 0"),
+    ([*DIGITS, "--workers", "-3"], "workers must be 1 or more, got -3"),
+    ([*DIGITS, "--workers", "two"], "--workers"),
+    ([*DIGITS, "--batch", "0"], "batch must be 1 or more"),
+    ([*DIGITS, "--batch", "719"], "shard of 718 samples (1437 samples, 2 workers); use --batch 718"),
+    (["train", "digits", "--steps", "0"], "steps must be 1 or more"),
+    (["train", "digits", "--epochs", "-1"], "epochs must be 1 or more"),
+    ([*DIGITS, "--epochs", "2"], "epochs or steps, not both"),
+    ([*DIGITS, "--lr", "nan"], "lr must be finite"),
+    ([*DIGITS, "--lr", "inf"], "lr must be finite"),
+    ([*DIGITS, "lr=nan"], "lr must be finite"),
+    ([*DIGITS, "--lr", "0"], "lr must be greater than 0"),
+    ([*DIGITS, "--lr", "-0.1"], "lr must be greater than 0, got -0.1"),
+    ([*DIGITS, "--momentum", "1"], "momentum must be at least 0 and less than 1"),
+    ([*DIGITS, "--momentum", "0.9", "--optimizer", "adam"], "leave --momentum out"),
+    ([*DIGITS, "--target", "nan"], "target must be finite"),
+    ([*DIGITS, "--seed", "-1"], "seed must be 0 or more"),
+    ([*DIGITS, "--deadline", "0"], "deadline must be greater than 0"),
+    ([*DIGITS, "--trace", "-1"], "trace must be 0 or more"),
+    ([*DIGITS, "--device", "gpu"], "device must be cpu or cuda"),
+    ([*DIGITS, "--strategy", "serial", "--workers", "2"], "use --workers 1, or --strategy allreduce"),
+    # The simulator.
+    ([*DIGITS, "--engine", "threads", "--sim", "compute=2ms"], "add --engine sim"),
+    ([*SIM, "compute"], "--sim must be KEY=VALUE"),
+    ([*SIM, "comput=2ms"], "did you mean compute?"),
+    ([*SIM, "compute=2parsecs"], "write it like 2ms"),
+    ([*SIM, "compute=-2ms"], "write it like 2ms"),
+    ([*SIM, "compute=lognormal:2ms:wide"], "cannot read 'wide'"),
+    ([*SIM, "latency=fast"], "latency: cannot read 'fast'"),
+    ([*SIM, "bandwidth=10"], "write it like 10Gbit"),
+    ([*SIM, "bandwidth=0Gbit"], "write it like 10Gbit"),
+    ([*SIM, "stragglers=3"], "write it like 1x3"),
+    ([*SIM, "stragglers=1x0"], "write it like 1x3"),
+    ([*SIM, "ties=no"], "ties must be a whole number"),
+    bug([*SIM, "stragglers=5x3"], "names more workers than there are (2)", "refused only once the folder is there"),
+    bug([*SIM, "compute=1e999s"], "compute", "an infinite time is an AssertionError in all_reduce"),
+    bug([*SIM, "compute=lognormal:2ms:9999"], "compute", "OverflowError in a rank"),
+    # Spec files.
+    (["train", "--spec", "none.toml"], "there is no spec file none.toml"),
+    (["train", "--spec", "a-folder"], "cannot read a-folder"),
+    (["train", "--spec", "broken.toml"], "broken.toml is not valid TOML"),
+    (["train", "--spec", "empty.toml"], "no task is named"),
+    (["train", "--spec", "key.toml"], "key.toml: no setting is called 'workrs'; did you mean workers?"),
+    (["train", "--spec", "text.toml"], "text.toml: workers must be a whole number; got 'two'"),
+    (["train", "--spec", "bool.toml"], "workers must be a number; got True"),
+    (["train", "--spec", "fraction.toml"], "workers must be a whole number; got 2.5"),
+    (["train", "--spec", "number.toml"], "task must be text; got 5"),
+    (["train", "--spec", "infinite.toml"], "lr must be finite"),
+    (["train", "--spec", "sim-key.toml"], "did you mean compute?"),
+    bug(["train", "--spec", "sim-number.toml"], "sim must be a table", "TypeError in cli.train"),
+    # Users' files.
+    (["train", "gone.py:task"], "there is no file"),
+    (["train", "lacks.py"], "say which task of lacks.py to train"),
+    (["train", "lacks.py:task"], "task = hocket.Task(model=..., data=...)"),
+    (["train", "number.py:task"], "is not a hocket.Task"),
+    (["train", "raises.py:task"], "raises.py, line 2: ZeroDivisionError: division by zero"),
+    (["train", "imports.py:task"], "No module named 'nosuchmodule'"),
+    (["train", "own.py:no_data"], "Task.data must be (train, test)"),
+    (["train", "own.py:no_samples"], "train has no samples"),
+    (["train", "own.py:uneven"], "train has 64 inputs but 3 targets"),
+    bug(["train", "syntax.py:task"], "syntax.py, line 2: SyntaxError", "names a line of importlib"),
+    bug(["train", "two_lines.py:task"], "ValueError: one", "a message of two lines is two lines"),
+    bug(["train", "exits.py:task"], "exits.py", "SystemExit goes through"),
+    bug(["train", "own.py:no_model"], "Task.model must give a torch.nn.Module", "a UserError in a rank is a crash"),
+    bug(["train", "own.py:no_parameters"], "no trainable parameters", "a UserError in a rank is a crash"),
+    # torch's own refusals of an optimizer's options.
+    bug([*DIGITS, "--optimizer", "adam:eps=-1"], "eps", "ValueError in a rank"),
+    bug([*DIGITS, "--optimizer", "sgd:nesterov=true", "--momentum", "0"], "Nesterov", "ValueError in a rank"),
+    bug([*DIGITS, "--engine", "threads:deadline=-1"], "deadline", "only --deadline is checked"),
+    # Where to write.
+    ([*DIGITS, "--out", "a-folder"], "a-folder exists already"),
+    ([*DIGITS, "--out", "a-file"], "a-file exists already"),
+    ([*DIGITS, "--out", "a-file", "--force"], "cannot write to a-file"),
+    ([*DIGITS, "--out", "a-file/run"], "cannot write to a-file/run: Not a directory"),
+    bug([*DIGITS, "--out", "x" * 300], "cannot write to x", "Path.exists raises OSError"),
+    # Data.
+    (["train", "mnist-mlp", "--data", "nowhere"], "--data nowhere: there is no such directory"),
+    # Launching.
+    (["launch"], "Missing argument"),
+    (["launch", "gone.py"], "there is no script gone.py"),
+    (["launch", "a-folder"], "there is no script a-folder"),
+    (["launch", "-n", "0", "lacks.py"], "workers must be 1 or more"),
+    (["launch", "--engine", "thread", "lacks.py"], "did you mean threads?"),
+    (["launch", "--sim", "compute", "lacks.py"], "--sim must be KEY=VALUE"),
+    (["launch", "--sim", "stragglers=5x3", "lacks.py"], "names more workers than there are (2)"),
+    (["launch", "--deadline", "nan", "lacks.py"], "deadline must be finite"),
+    (["demo", "--engine", "thread"], "did you mean threads?"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(content)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    # What is wrongly accepted runs here, in threads, and starts no processes.
+    monkeypatch.setattr("hocket.engines.mpi.available", lambda: "not in this test")
+
+
+def everything() -> set[Path]:
+    return set(Path().rglob("*"))
+
+
+def refusal(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command answers."""
+    before = everything()
+    status = cli.run(args)
+    printed = capsys.readouterr()
+    assert status == 2, printed.err
+    assert printed.out == ""
+    assert printed.err.startswith("hocket: ") and printed.err.endswith("\n")
+    assert printed.err.count("\n") == 1, printed.err
+    assert "Traceback" not in printed.err
+    assert everything() == before
+    return printed.err
+
+
+@pytest.mark.parametrize(("args", "fragment"), CASES, ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else "")
+def test_refused(args: list[str], fragment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fragment in refusal(args, capsys)
+
+
+@pytest.mark.parametrize(
+    ("size", "fragment"),
+    [(1000, "truncated: 1000 of 9912422 bytes"), (9_912_422, "wrong checksum"), (9_912_423, "too long")],
+)
+def test_damaged_data_is_refused(size: int, fragment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(mnist.FILES[0].name, "wb") as file:
+        file.truncate(size)
+    line = refusal(["train", "mnist-mlp", "--data", "."], capsys)
+    assert fragment in line and mnist.FILES[0].name in line
+
+
+def test_data_that_is_nowhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr(mnist, "MIRRORS", ())
+    monkeypatch.delenv("HOCKET_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    line = refusal(["train", "mnist-cnn"], capsys)
+    assert "--data DIR" in line and all(f.name in line for f in mnist.FILES)
+
+
+def test_the_batch_it_suggests_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "use --batch 718 " in refusal([*DIGITS, "--batch", "1000"], capsys)
+    assert cli.run([*DIGITS, "--batch", "718", "--json"]) == 0
+
+
+@pytest.mark.xfail(strict=True, reason="says --batch 1 where there are more workers than samples")
+def test_more_workers_than_samples_need_fewer_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--batch" not in refusal([*DIGITS, "--workers", "2000"], capsys)

@@ -1,0 +1,70 @@
+"""What people see while a run lasts."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hocket import display
+from hocket.core.status import Status
+
+
+def statuses(count: int) -> list[Status]:
+    return [Status(step=10 + r, samples=100, operation=f"doing-{r}") for r in range(count)]
+
+
+def show(shown: display.Display, workers: int) -> None:
+    shown.begin("digits: allreduce", 40)
+    shown.metric("accuracy", 0.25, float("nan"))
+    shown.update(statuses(workers))
+    shown.note("a rank said")
+    shown.end()
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "PLAIN_S", 0.0)
+    show(display.Plain(), 2)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    title, progress, note = printed.err.splitlines()
+    assert (title, note) == ("digits: allreduce", "a rank said")
+    assert progress.startswith("step 10/40 (25 %), ") and progress.endswith(", loss –, test accuracy 0.2500")
+
+
+def test_plain_lines_are_rare(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = display.Plain()
+    plain.begin("title", 40)
+    for _ in range(100):
+        plain.update(statuses(2))
+    assert capsys.readouterr().err == "title\n"
+
+
+@pytest.mark.parametrize(("workers", "lines"), [(1, 1), (8, 8), (11, 8)])
+def test_a_terminal_has_a_line_a_worker_up_to_eight(workers: int, lines: int) -> None:
+    terminal = display.Terminal()
+    terminal._console = Console(file=io.StringIO(), force_terminal=True, width=100, height=40)
+    terminal.begin("digits: allreduce", 40)
+    terminal.metric("accuracy", 0.25, 1.5)
+    terminal.update(statuses(workers))
+    page = Console(file=io.StringIO(), width=100, record=True)
+    page.print(terminal._live.renderable)
+    terminal.end()
+    text = page.export_text()
+    assert [f"doing-{r} " in text for r in range(workers)] == [r < lines for r in range(workers)]
+    assert (f"and {workers - 8} more" in text) == (workers > 8)
+    assert "loss  1.5000  test accuracy  0.2500" in text and "25 %" in text and "samples/s" in text
+
+
+def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    show(display.Silent(), 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_display_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(display.choose(quiet=True), display.Silent)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    assert isinstance(display.choose(quiet=False), display.Plain)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert isinstance(display.choose(quiet=False), display.Terminal)

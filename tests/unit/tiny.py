@@ -1,0 +1,47 @@
+"""A task that trains in milliseconds, and how to run it, for the tests in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.core.comm import Rank
+from hocket.engines import Listener
+from hocket.engines.sim import Sim
+from hocket.engines.threads import Threads
+
+PARAMETERS = 10
+
+
+def samples(count: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(count, 4, generator=g)
+    return x, (x[:, 0] > 0).long()
+
+
+def model() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def task(count: int = 24, **settings: Any) -> hocket.Task:
+    return hocket.Task(model=model, data=(samples(count), samples(12)), **{"batch": 4, "epochs": 1} | settings)
+
+
+def fit(made: hocket.Task, **settings: Any) -> hocket.Result:
+    return hocket.fit(made, **{"engine": "threads", "progress": False} | settings)
+
+
+def simulated(made: hocket.Task, sim: dict[str, Any], **settings: Any) -> hocket.Result:
+    return fit(made, engine="sim", sim=sim, **settings)
+
+
+def on_threads(main: Callable[[Rank], Any], size: int) -> list[Any]:
+    return Threads(deadline=20).run(main, size, Listener())
+
+
+def on_sim(main: Callable[[Rank], Any], size: int, **options: Any) -> list[Any]:
+    return Sim(**options).run(main, size, Listener())
