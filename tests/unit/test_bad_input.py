@@ -145,6 +145,7 @@ CASES = [
     # torch's own refusals of an optimizer's options.
     bug([*DIGITS, "--optimizer", "adam:eps=-1"], "eps", "ValueError in a rank"),
     bug([*DIGITS, "--optimizer", "sgd:nesterov=true", "--momentum", "0"], "Nesterov", "ValueError in a rank"),
+    bug([*DIGITS, "--engine", "mpi", "--hosts", "a:many"], "hosts", "ValueError in train"),
     bug([*DIGITS, "--engine", "threads:deadline=-1"], "deadline", "only --deadline is checked"),
     # Where to write.
     ([*DIGITS, "--out", "a-folder"], "a-folder exists already"),
@@ -156,13 +157,25 @@ CASES = [
     (["train", "mnist-mlp", "--data", "nowhere"], "--data nowhere: there is no such directory"),
     # Launching.
     (["launch"], "Missing argument"),
-    (["launch", "gone.py"], "there is no script gone.py"),
-    (["launch", "a-folder"], "there is no script a-folder"),
-    (["launch", "-n", "0", "lacks.py"], "workers must be 1 or more"),
-    (["launch", "--engine", "thread", "lacks.py"], "did you mean threads?"),
+    bug(["launch", "gone.py"], "there is no script gone.py", "it says what it launches before it looks"),
+    bug(["launch", "a-folder"], "there is no script a-folder", "it says what it launches before it looks"),
+    bug(["launch", "-n", "0", "lacks.py"], "workers must be 1 or more", "it says what it launches before it looks"),
+    bug(
+        ["launch", "--engine", "thread", "lacks.py"],
+        "did you mean threads?",
+        "it says what it launches before it looks",
+    ),
     (["launch", "--sim", "compute", "lacks.py"], "--sim must be KEY=VALUE"),
-    (["launch", "--sim", "stragglers=5x3", "lacks.py"], "names more workers than there are (2)"),
-    (["launch", "--deadline", "nan", "lacks.py"], "deadline must be finite"),
+    bug(
+        ["launch", "--sim", "stragglers=5x3", "lacks.py"],
+        "names more workers than there are (2)",
+        "it says what it launches before it looks",
+    ),
+    bug(
+        ["launch", "--deadline", "nan", "lacks.py"],
+        "deadline must be finite",
+        "it says what it launches before it looks",
+    ),
     (["demo", "--engine", "thread"], "did you mean threads?"),
 ]
 

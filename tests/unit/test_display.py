@@ -52,7 +52,10 @@ def test_a_terminal_has_a_line_a_worker_up_to_eight(workers: int, lines: int) ->
     page.print(terminal._live.renderable)
     terminal.end()
     text = page.export_text()
-    assert [f"doing-{r} " in text for r in range(workers)] == [r < lines for r in range(workers)]
+    shown = [line.split() for line in text.splitlines() if "doing-" in line]
+    assert [(line[1], line[3], line[-1]) for line in shown] == [
+        (f"{r}", f"{10 + r}", f"doing-{r}") for r in range(lines)
+    ]
     assert (f"and {workers - 8} more" in text) == (workers > 8)
     assert "loss  1.5000  test accuracy  0.2500" in text and "25 %" in text and "samples/s" in text
 

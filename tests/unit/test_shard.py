@@ -39,7 +39,7 @@ def test_n_workers_of_batch_b_are_one_of_batch_nb(
 ) -> None:
     many = batches(samples, workers, batch, seed, epoch)
     (one,) = batches(samples, 1, workers * batch, seed, epoch)
-    assert [sum(step, []) for step in zip(*many, strict=True)] == one
+    assert [[i for b in step for i in b] for step in zip(*many, strict=True)] == one
 
 
 @quick

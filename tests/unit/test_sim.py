@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ class TestCompute:
     def test_lognormal_has_its_median_and_spread(self) -> None:
         def draws(rank: Rank) -> list[float]:
             times = [0.0] + [self.elapsed(rank, 1) for _ in range(400)]
-            return [math.log(b - a) for a, b in zip(times, times[1:], strict=False)]
+            return [math.log(b - a) for a, b in pairwise(times)]
 
         logs = torch.tensor(on_sim(draws, 1, compute="lognormal:2ms:0.5")[0])
         assert logs.median().item() == pytest.approx(math.log(0.002), abs=0.1)
@@ -265,7 +266,7 @@ class TestCollectives:
             rank.comm.reduce_scatter(part, whole)
             rank.comm.all_gather(whole, part)
             times.append(rank.clock.now())
-            return [b - a for a, b in zip(times, times[1:], strict=False)]
+            return [b - a for a, b in pairwise(times)]
 
         for workers in (2, 3, 6):
             for one, two in on_sim(main, workers, **NETWORK):

@@ -115,12 +115,43 @@ def test_gradient_accumulation_is_one_step_on_the_larger_batch() -> None:
         torch.testing.assert_close(weight, expected)
 
 
+def test_a_gradient_weighs_the_samples_since_the_last_step() -> None:
+    """Rank 0 counts 1 + 2 samples and rank 1 counts 1; their gradients are 0 and 4."""
+
+    def main(_: Any) -> float:
+        with hocket.join() as team:
+            model = nn.Linear(1, 1, bias=False)
+            model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+            before = model.weight.item()
+            for samples in ((1, 2), (1,))[team.rank]:
+                team.saw(samples)
+            model.weight.grad.fill_(4.0 * team.rank)
+            optimizer.step()
+            return before - model.weight.item()
+
+    assert on_threads(main, 2) == pytest.approx([1.0, 1.0])
+
+
 def test_a_closure_is_the_plain_step() -> None:
     for weight in on_threads(lambda _: train(sgd, 4, closure=True), 2):
         torch.testing.assert_close(weight, train(sgd, 8))
 
 
 class TestScheduler:
+    def plain(self) -> Tensor:
+        """Without Hocket."""
+        with hocket.join() as team:
+            loader = team.shard(DATA, batch_size=12)
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(3):
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.5**epoch
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                F.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+        return model.weight.detach()
+
     def train(self, before: bool) -> tuple[Tensor, list[float]]:
         rates = []
         with hocket.join() as team:
@@ -131,8 +162,9 @@ class TestScheduler:
             model, optimizer = team.prepare(model, optimizer)
             if not before:
                 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            loader = team.shard(DATA, batch_size=12)
             for _ in range(3):
-                for inputs, targets in team.shard(DATA, batch_size=12):
+                for inputs, targets in loader:
                     optimizer.zero_grad()
                     F.mse_loss(model(inputs), targets).backward()
                     optimizer.step()
@@ -140,13 +172,16 @@ class TestScheduler:
                 rates += scheduler.get_last_lr()
         return model.weight.detach().clone(), rates
 
-    def test_made_before_or_after_prepare(self) -> None:
+    @pytest.mark.parametrize(
+        "before",
+        [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="the scheduler sees its mark, False"))],
+    )
+    def test_made_before_or_after_prepare(self, before: bool) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # PyTorch warns when a scheduler does not see the optimizer's steps
-            (first, rates), (second, _) = self.train(before=True), self.train(before=False)
-        assert torch.equal(first, second)
+            weight, rates = self.train(before)
         assert rates == [0.05, 0.025, 0.0125]
-        assert not torch.equal(first, train(lambda p: torch.optim.SGD(p, lr=0.1), 12)), "the rate matters"
+        torch.testing.assert_close(weight, self.plain())
 
 
 class TestPrepare:
@@ -196,9 +231,7 @@ class TestPrepare:
         with hocket.join() as team:
             model = linear()
             with pytest.raises(hocket.UserError):
-                team.prepare(
-                    model, torch.optim.LBFGS(model.parameters(), max_iter=1, line_search_fn="strong_wolfe")
-                )
+                team.prepare(model, torch.optim.LBFGS(model.parameters(), max_iter=1, line_search_fn="strong_wolfe"))
 
     @pytest.mark.xfail(strict=True, reason="a parameter without a gradient gets one of zeros, so it decays")
     def test_a_parameter_without_a_gradient_is_left_alone(self) -> None:
@@ -237,12 +270,34 @@ class TestShard:
             assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(INPUTS[:, 0].tolist())
             assert epochs[0] != epochs[1]
 
-    @pytest.mark.xfail(strict=True, reason="the epoch only counts when the loader is exhausted")
     def test_a_loop_that_breaks_off_sees_new_samples_the_next_time(self) -> None:
         with hocket.join() as team:
             loader = team.shard(DATA, batch_size=4)
             first, second = (next(iter(loader))[0].tolist() for _ in range(2))
         assert first != second
+
+    @pytest.mark.xfail(strict=True, reason="samples of any loader count towards the weight of the next gradient")
+    def test_validation_between_two_steps_changes_nothing(self) -> None:
+        """23 samples for 2 workers of 4: the last step has 4 and 3, so the weights matter."""
+        data = TensorDataset(INPUTS[:23], TARGETS[:23])
+
+        def main(validate: bool) -> Tensor:
+            with hocket.join() as team:
+                model = linear()
+                model, optimizer = team.prepare(model, sgd(model.parameters()))
+                validation = team.shard(data, batch_size=4)
+                for inputs, targets in team.shard(data, batch_size=4):
+                    optimizer.zero_grad()
+                    F.mse_loss(model(inputs), targets).backward()
+                    optimizer.step()
+                    if validate:
+                        with torch.no_grad():
+                            for inputs, _ in validation:
+                                model(inputs)
+            return model.weight.detach().clone()
+
+        with_it, without = (on_threads(lambda _, v=v: main(v), 2)[0] for v in (True, False))
+        assert torch.equal(with_it, without)
 
     def test_an_iterable_dataset_is_refused(self) -> None:
         class Endless(IterableDataset[int]):
@@ -259,7 +314,9 @@ class TestShard:
                 team.shard(DATA, batch_size=batch)
             return str(caught.value)
 
-        assert on_threads(main, 3) == [f"batch_size must be between 1 and a worker's shard of 8 samples, got {batch}"] * 3
+        assert (
+            on_threads(main, 3) == [f"batch_size must be between 1 and a worker's shard of 8 samples, got {batch}"] * 3
+        )
 
     @pytest.mark.parametrize("option", ["shuffle", "sampler", "batch_sampler", "drop_last"])
     def test_who_gets_what_is_not_the_users_choice(self, option: str) -> None:
