@@ -18,12 +18,11 @@ if TYPE_CHECKING:
         UserError,
         fit,
         join,
-        train,
     )
 
 __all__ = [
     "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "fit", "join", "train",
+    "__version__", "fit", "join",
 ]  # fmt: skip
 
 

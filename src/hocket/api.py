@@ -19,7 +19,7 @@ from hocket.version import __version__
 
 __all__ = [
     "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "fit", "join", "train",
+    "__version__", "fit", "join",
 ]  # fmt: skip
 
 

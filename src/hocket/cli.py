@@ -166,13 +166,14 @@ def train(
     from hocket.train import train as run_training
 
     settings = read_toml(spec) if spec else {}
-    settings |= {k: v for k, v in flags.items() if v is not None}
-    settings["sim"] = {**settings.get("sim", {}), **_pairs(sim or [], "--sim")}
+    _override(settings, {k: v for k, v in flags.items() if v is not None})
+    if sim:
+        settings["sim"] = {**settings.get("sim", {}), **_pairs(sim, "--sim")}
     for i, word in enumerate(words or []):
         if i == 0 and ("=" not in word or ".py:" in word or ":" in word.partition("=")[0]):
             settings["task"] = word
         else:
-            settings |= _pairs([word], "an override")
+            _override(settings, _pairs([word], "an override"))
     run_spec = RunSpec.from_mapping(settings, str(spec) if spec else "")
     folder = out or _default_out(run_spec)
     result = run_training(run_spec, out=folder, force=force, display=choose(quiet=as_json))
@@ -182,6 +183,14 @@ def train(
         print(json.dumps(result.to_json()))
     else:
         _summary(result)
+
+
+def _override(settings: dict[str, Any], new: dict[str, Any]) -> None:
+    """Later settings win; steps and epochs stand for the same thing."""
+    for key, other in (("steps", "epochs"), ("epochs", "steps")):
+        if new.get(key) not in (None, "none") and other not in new:
+            settings.pop(other, None)
+    settings |= new
 
 
 def _pairs(words: list[str], what: str) -> dict[str, str]:
@@ -312,7 +321,6 @@ def launch(
     if engine is None:
         engine = "sim" if options else "mpi" if mpi.available() is None else "threads"
     values = dict(task="", workers=workers, engine=engine, deadline=deadline, sim=options, hosts=hosts, mpiexec=mpiexec)
-    _say(f"{script.name} on {workers} ranks, engine {engine}")
     run_script(script, context.args, RunSpec.from_mapping(values))
 
 

@@ -25,8 +25,11 @@ def launch(script: Path, args: list[str], spec: RunSpec) -> None:
         raise UserError(f"there is no script {script}")
     spec.check()
     assert spec.workers
+    engine = spec.make_engine()
+    engine.check(spec.workers)
+    print(f"hocket: {script.name} on {spec.workers} ranks, engine {spec.engine}", file=sys.stderr, flush=True)
     program = Program("hocket.launch:run_script", {"script": str(script.resolve()), "args": args})
-    spec.make_engine().run(program, spec.workers, Relay())
+    engine.run(program, spec.workers, Relay())
 
 
 def run_script(rank: Rank, argument: dict[str, Any]) -> None:

@@ -56,8 +56,8 @@ class Loop:
         self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed)
         self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
-        self._losses: list[tuple[Tensor, int]] = []
-        """Loss and number of samples of each step of this epoch; left on the device, since asking would wait."""
+        self._losses: list[tuple[Tensor, int, int]] = []
+        """Loss, samples and number of each step of this epoch; left on the device, since asking would wait."""
         self._curve: list[dict[str, Any]] = []
         self._verdict = "finished"
         self._diverged_at: int | None = None
@@ -111,7 +111,7 @@ class Loop:
                     inputs, targets = self._batch(self._train, index)
                     loss = loss_of(module(inputs), targets)
                     torch.autograd.backward(loss)
-                    self._losses.append((loss.detach(), samples))
+                    self._losses.append((loss.detach(), samples, worker.step + 1))
                 clock.charge(samples * share)
                 worker.step += 1
                 status.step = worker.step
@@ -150,11 +150,11 @@ class Loop:
     def _epoch_loss(self) -> tuple[float, bool]:
         """The mean training loss since the last pulse, over all ranks, and whether any loss was not finite."""
         taken, self._losses = self._losses, []
-        losses = torch.stack([loss for loss, _ in taken]).double().cpu() if taken else torch.zeros(0).double()
-        weights = torch.tensor([samples for _, samples in taken], dtype=torch.float64)
+        losses = torch.stack([loss for loss, _, _ in taken]).double().cpu() if taken else torch.zeros(0).double()
+        weights = torch.tensor([samples for _, samples, _ in taken], dtype=torch.float64)
         bad = torch.nonzero(~torch.isfinite(losses))
         if len(bad):
-            self._diverged_at = self._worker.step - len(taken) + int(bad[0]) + 1
+            self._diverged_at = taken[int(bad[0])][2]
         sums = torch.tensor([float(losses @ weights), float(weights.sum()), float(len(bad))], dtype=torch.float64)
         self._rank.comm.all_reduce(sums)
         if sums[1]:

@@ -10,8 +10,10 @@ import os
 import random
 import sys
 import tomllib
+import traceback
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -85,9 +87,9 @@ class RunSpec:
         """The spec as TOML. JSON's strings, numbers and booleans are TOML's too."""
         values = dataclasses.asdict(self)
         sim = values.pop("sim")
-        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value not in (None, "")]
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, "")]
         if sim:
-            lines += ["", "[sim]"] + [f"{key} = {json.dumps(value)}" for key, value in sim.items()]
+            lines += ["", "[sim]"] + [f"{key} = {_toml(value)}" for key, value in sim.items()]
         return "\n".join(lines) + "\n"
 
     def resolved(self, task: Task) -> RunSpec:
@@ -158,6 +160,10 @@ class RunSpec:
         return cls(**(given | chosen))
 
 
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
@@ -205,26 +211,46 @@ def load_file(path: Path, seed: int) -> ModuleType:
     if spec.name in sys.modules and getattr(sys.modules[spec.name], "__file__", None) == str(path.resolve()):
         return sys.modules[spec.name]
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     sys.modules[spec.name] = module
     loading = True
     try:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        spec.loader.exec_module(module)
+        with _seeded(seed):
+            spec.loader.exec_module(module)
     except StopLoading:
         pass
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        line = f", line {where.tb_lineno}" if where is not None else ""
-        raise UserError(f"cannot import {path}{line}: {type(error).__name__}: {error}") from error
+        sys.path.remove(folder)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"cannot import {path}{_line(error, path)}: {what}") from error
     finally:
         loading = False
     return module
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers that follow from `seed`; the caller's generators are given back as they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the user's file an error arose."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
+    return f", line {frames[-1].lineno}" if frames else ""
 
 
 def find_name(wanted: Task) -> str | None:

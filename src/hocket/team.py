@@ -38,6 +38,7 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLINE_S) -> Iterator[Team]:
     """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one."""
     chosen = strategies.make(strategy)
+    threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
     chosen.check(rank.comm.size)
     team = Team(rank, chosen, seed)
@@ -53,6 +54,8 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()
         raise
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
@@ -81,6 +84,7 @@ class Team:
         self._comm = Metered(rank.comm, rank.clock, rank.status, Trace(0))
         self._samples: float | None = None
         self._worker: Worker | None = None
+        self._ended = False
 
     @property
     def rank(self) -> int:
@@ -101,8 +105,12 @@ class Team:
         """Bring model and optimizer under the strategy. Everyone starts from rank 0's weights."""
         if self._worker is not None:
             raise UserError("team.prepare takes one model and one optimizer, once; join again for another")
-        if isinstance(optimizer, torch.optim.LBFGS) and optimizer.param_groups[0]["max_iter"] != 1:
-            raise UserError("LBFGS evaluates several gradients a step; use LBFGS(..., max_iter=1) or another optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            group = optimizer.param_groups[0]
+            if group["max_iter"] != 1 or group["line_search_fn"] is not None:
+                raise UserError(
+                    "LBFGS evaluates several gradients a step; use LBFGS(..., max_iter=1, line_search_fn=None)"
+                )
         flat = FlatModel(model)
         for tensor in [flat.replica, *flat.rest()]:
             self._rank.comm.broadcast(tensor)
@@ -121,6 +129,8 @@ class Team:
         # The optimizer stays the user's object, so that schedulers and checkpoints go on working.
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             self._rank.status.stop()
+            if self._ended:
+                raise UserError("the team has ended; call optimizer.step() inside the 'with hocket.join(...)' block")
             if closure is not None:
                 with torch.enable_grad():
                     loss[0] = closure()
@@ -139,7 +149,8 @@ class Team:
             flat.g.zero_()
 
         # A scheduler that was made before has wrapped `original`, and looks for its mark.
-        step._wrapped_by_lr_sched = hasattr(original, "_wrapped_by_lr_sched")  # type: ignore[attr-defined]
+        if hasattr(original, "_wrapped_by_lr_sched"):
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
         self._worker, self._steps = worker, steps
@@ -173,6 +184,7 @@ class Team:
 
     def finish(self) -> None:
         """The farewell: the strategy ends, and everyone has one model."""
+        self._ended = True
         if self._worker is not None:
             try:
                 self._steps.send(None)
@@ -209,7 +221,10 @@ class _ShardLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._shard_sampler.epoch += 1
-        self._team.forget()  # a batch that was taken and not used counts for nothing
+        training = torch.is_grad_enabled()  # validation counts for no gradient
+        if training:
+            self._team.forget()  # nor does a batch that was taken and not used
         for step, batch in enumerate(super().__iter__()):
-            self._team.saw(self._shard_sampler.weights[step])
+            if training:
+                self._team.saw(self._shard_sampler.weights[step])
             yield batch

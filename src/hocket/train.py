@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket import optim
 from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank, launched_size
 from hocket.core.errors import RankFailed, UserError
 from hocket.core.shard import Shards
 from hocket.core.status import Status
+from hocket.core.vector import FlatModel
 from hocket.display import Display, Silent
 from hocket.engines import Listener, Program, engine, mpi
 from hocket.loop import Loop, device_of
@@ -54,9 +56,11 @@ def train(
             f"strategy {strategy.name} needs {', '.join(sorted(missing))}, which engine {chosen.name} lacks; "
             f"use --engine {' or '.join(able)}"
         )
+    chosen.check(spec.workers)
     device_of(spec.device, 0)
     train_samples, test_samples = task.load()
     _check_batch(spec, len(train_samples))
+    _check_model(spec, task)
 
     def in_this_process(rank: Rank) -> Any:
         return Loop(rank, spec, task, train_samples, test_samples).run()
@@ -96,13 +100,25 @@ def _title(spec: RunSpec, reason: str) -> str:
     return f"{Path(spec.task).name or 'task'}: {spec.strategy} on {workers}, {where}, batch {spec.batch} a worker"
 
 
+def _check_model(spec: RunSpec, task: Task) -> None:
+    """Build what every rank will build: a mistake shows here, before anything is started or written."""
+    assert spec.optimizer and spec.lr and spec.momentum is not None
+    model = FlatModel(task.build_model(spec.seed))
+    try:
+        optim.make(spec.optimizer, model, spec.lr, spec.momentum)
+    except ValueError as error:
+        raise UserError(f"optimizer {spec.optimizer}: {error}") from error
+
+
 def _check_batch(spec: RunSpec, samples: int) -> None:
     assert spec.workers and spec.batch
     shard = samples // spec.workers
+    if shard == 0:
+        raise UserError(f"{spec.workers} workers cannot share {samples} samples; use --workers {samples} or fewer")
     if spec.batch > shard:
         raise UserError(
             f"batch {spec.batch} is larger than a worker's shard of {shard} samples "
-            f"({samples} samples, {spec.workers} workers); use --batch {max(shard, 1)} or fewer workers"
+            f"({samples} samples, {spec.workers} workers); use --batch {shard} or fewer workers"
         )
 
 
@@ -126,11 +142,10 @@ def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
         else:
             name, reason = "mpi", " (default)"
         spec = dataclasses.replace(spec, engine=name)
-    elif name.partition(":")[0] not in engine:
-        engine[name.partition(":")[0]]  # raises, with the nearest name
+    name = name.partition(":")[0]
+    engine[name]  # refuses an unknown one, with the nearest name
     if spec.workers is None and name in ("mpi", "torch"):
-        slots = [int(host.partition(":")[2] or 1) for host in spec.hosts.split(",") if spec.hosts]
-        spec = dataclasses.replace(spec, workers=launched_size() or sum(slots) or None)
+        spec = dataclasses.replace(spec, workers=launched_size() or mpi.slots(spec.hosts) or None)
     return spec, reason
 
 

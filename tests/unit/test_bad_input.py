@@ -47,11 +47,6 @@ DIGITS = ["train", "digits", "--steps", "2"]
 SIM = ["train", "digits", "--steps", "2", "--sim"]
 
 
-def bug(args: list[str], fragment: str, why: str) -> object:
-    """A case that is not refused as it should be."""
-    return pytest.param(args, fragment, marks=pytest.mark.xfail(strict=True, reason=why))
-
-
 CASES = [
     # Names, with the nearest one.
     (["trian", "digits"], "Did you mean 'train'?"),
@@ -111,9 +106,9 @@ CASES = [
     ([*SIM, "stragglers=3"], "write it like 1x3"),
     ([*SIM, "stragglers=1x0"], "write it like 1x3"),
     ([*SIM, "ties=no"], "ties must be a whole number"),
-    bug([*SIM, "stragglers=5x3"], "names more workers than there are (2)", "refused only once the folder is there"),
-    bug([*SIM, "compute=1e999s"], "compute", "an infinite time is an AssertionError in all_reduce"),
-    bug([*SIM, "compute=lognormal:2ms:9999"], "compute", "OverflowError in a rank"),
+    ([*SIM, "stragglers=5x3"], "names more workers than there are (2)"),
+    ([*SIM, "compute=1e999s"], "compute"),
+    ([*SIM, "compute=lognormal:2ms:9999"], "compute"),
     # Spec files.
     (["train", "--spec", "none.toml"], "there is no spec file none.toml"),
     (["train", "--spec", "a-folder"], "cannot read a-folder"),
@@ -126,7 +121,7 @@ CASES = [
     (["train", "--spec", "number.toml"], "task must be text; got 5"),
     (["train", "--spec", "infinite.toml"], "lr must be finite"),
     (["train", "--spec", "sim-key.toml"], "did you mean compute?"),
-    bug(["train", "--spec", "sim-number.toml"], "sim must be a table", "TypeError in cli.train"),
+    (["train", "--spec", "sim-number.toml"], "sim must be a table"),
     # Users' files.
     (["train", "gone.py:task"], "there is no file"),
     (["train", "lacks.py"], "say which task of lacks.py to train"),
@@ -137,44 +132,41 @@ CASES = [
     (["train", "own.py:no_data"], "Task.data must be (train, test)"),
     (["train", "own.py:no_samples"], "train has no samples"),
     (["train", "own.py:uneven"], "train has 64 inputs but 3 targets"),
-    bug(["train", "syntax.py:task"], "syntax.py, line 2: SyntaxError", "names a line of importlib"),
-    bug(["train", "two_lines.py:task"], "ValueError: one", "a message of two lines is two lines"),
-    bug(["train", "exits.py:task"], "exits.py", "SystemExit goes through"),
-    bug(["train", "own.py:no_model"], "Task.model must give a torch.nn.Module", "a UserError in a rank is a crash"),
-    bug(["train", "own.py:no_parameters"], "no trainable parameters", "a UserError in a rank is a crash"),
+    (["train", "syntax.py:task"], "syntax.py, line 2: SyntaxError"),
+    (["train", "two_lines.py:task"], "ValueError: one"),
+    (["train", "exits.py:task"], "exits.py"),
+    (["train", "own.py:no_model"], "Task.model must give a torch.nn.Module"),
+    (["train", "own.py:no_parameters"], "no trainable parameters"),
     # torch's own refusals of an optimizer's options.
-    bug([*DIGITS, "--optimizer", "adam:eps=-1"], "eps", "ValueError in a rank"),
-    bug([*DIGITS, "--optimizer", "sgd:nesterov=true", "--momentum", "0"], "Nesterov", "ValueError in a rank"),
-    bug([*DIGITS, "--engine", "mpi", "--hosts", "a:many"], "hosts", "ValueError in train"),
-    bug([*DIGITS, "--engine", "threads:deadline=-1"], "deadline", "only --deadline is checked"),
+    ([*DIGITS, "--optimizer", "adam:eps=-1"], "eps"),
+    ([*DIGITS, "--optimizer", "sgd:nesterov=true", "--momentum", "0"], "Nesterov"),
+    ([*DIGITS, "--engine", "mpi", "--hosts", "a:many"], "hosts"),
+    ([*DIGITS, "--engine", "threads:deadline=-1"], "deadline"),
     # Where to write.
     ([*DIGITS, "--out", "a-folder"], "a-folder exists already"),
     ([*DIGITS, "--out", "a-file"], "a-file exists already"),
     ([*DIGITS, "--out", "a-file", "--force"], "cannot write to a-file"),
     ([*DIGITS, "--out", "a-file/run"], "cannot write to a-file/run: Not a directory"),
-    bug([*DIGITS, "--out", "x" * 300], "cannot write to x", "Path.exists raises OSError"),
+    ([*DIGITS, "--out", "x" * 300], "cannot write to x"),
     # Data.
     (["train", "mnist-mlp", "--data", "nowhere"], "--data nowhere: there is no such directory"),
     # Launching.
     (["launch"], "Missing argument"),
-    bug(["launch", "gone.py"], "there is no script gone.py", "it says what it launches before it looks"),
-    bug(["launch", "a-folder"], "there is no script a-folder", "it says what it launches before it looks"),
-    bug(["launch", "-n", "0", "lacks.py"], "workers must be 1 or more", "it says what it launches before it looks"),
-    bug(
+    (["launch", "gone.py"], "there is no script gone.py"),
+    (["launch", "a-folder"], "there is no script a-folder"),
+    (["launch", "-n", "0", "lacks.py"], "workers must be 1 or more"),
+    (
         ["launch", "--engine", "thread", "lacks.py"],
         "did you mean threads?",
-        "it says what it launches before it looks",
     ),
     (["launch", "--sim", "compute", "lacks.py"], "--sim must be KEY=VALUE"),
-    bug(
+    (
         ["launch", "--sim", "stragglers=5x3", "lacks.py"],
         "names more workers than there are (2)",
-        "it says what it launches before it looks",
     ),
-    bug(
+    (
         ["launch", "--deadline", "nan", "lacks.py"],
         "deadline must be finite",
-        "it says what it launches before it looks",
     ),
     (["demo", "--engine", "thread"], "did you mean threads?"),
 ]
@@ -241,6 +233,5 @@ def test_the_batch_it_suggests_is_accepted(capsys: pytest.CaptureFixture[str]) -
     assert cli.run([*DIGITS, "--batch", "718", "--json"]) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="says --batch 1 where there are more workers than samples")
 def test_more_workers_than_samples_need_fewer_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--batch" not in refusal([*DIGITS, "--workers", "2000"], capsys)

@@ -147,7 +147,6 @@ class TestTime:
         early, late = pytest.approx((ALL_REDUCE_S, 1.0)), pytest.approx((ALL_REDUCE_S, 0.0))
         assert self.times(main, 4) == [early, late, early, late]
 
-    @pytest.mark.xfail(strict=True, reason="split is not metered: its waiting is counted as compute")
     def test_who_is_early_to_a_split_waits(self) -> None:
         def main(comm: Metered, rank: Rank) -> None:
             rank.clock.charge(1.0 + 2 * comm.rank)
@@ -155,7 +154,6 @@ class TestTime:
 
         assert [waiting for _, waiting in self.times(main)] == pytest.approx([2.0, 0.0])
 
-    @pytest.mark.xfail(strict=True, reason="a receive that gives up is counted as compute, and stays the operation")
     def test_a_receive_that_gives_up_has_waited(self) -> None:
         def main(comm: Metered, rank: Rank) -> None:
             if comm.rank == 0:

@@ -122,7 +122,6 @@ class TestMeasured:
         fast, slow = on_sim(main, 2, compute="measured", stragglers="1x3")
         assert 0.02 <= fast < 0.03 and 0.06 <= slow < 0.09
 
-    @pytest.mark.xfail(strict=True, reason="charge no longer starts the measurement anew")
     def test_time_is_charged_once(self) -> None:
         def main(rank: Rank) -> float:
             for _ in range(4):
@@ -132,7 +131,6 @@ class TestMeasured:
 
         assert 0.04 <= on_sim(main, 1, compute="measured")[0] < 0.06
 
-    @pytest.mark.xfail(strict=True, reason="the next gradient is charged for what was done while paused")
     def test_what_is_done_while_paused_costs_nothing(self) -> None:
         def main(rank: Rank) -> float:
             with rank.clock.paused():
@@ -194,7 +192,6 @@ class TestMessages:
 
         assert on_sim(main, 8, **NETWORK)[1::2] == pytest.approx([LATENCY_S + 100 * BYTE_S] * 4)
 
-    @pytest.mark.xfail(strict=True, reason="a message that waits at its sender's card blocks the receiver's card")
     def test_the_receivers_card_takes_what_comes_first(self) -> None:
         """Rank 1 is busy with a long message to rank 3 before it can send to rank 0; rank 2 is not."""
 

@@ -162,7 +162,6 @@ class TestRefuses:
             FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
 
-@pytest.mark.xfail(strict=True, reason="a buffer of another floating type is silently made the parameters' type")
 def test_a_buffer_keeps_its_type_or_is_refused() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("clock", torch.tensor([16_777_217.0], dtype=torch.float64))

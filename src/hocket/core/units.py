@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from hocket.core.errors import UserError
@@ -14,7 +15,7 @@ def seconds(text: str, what: str) -> float:
     """`2ms`, `50us`, `1.5s`; a bare number is seconds."""
     match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*(ns|us|ms|s)?", text.strip())
     try:
-        if match:
+        if match and math.isfinite(float(match[1])):
             return float(match[1]) * _SECONDS[match[2] or "s"]
     except ValueError:
         pass
@@ -25,7 +26,7 @@ def bytes_per_second(text: str, what: str) -> float:
     """`10Gbit`, `100Mbit`, `6GB`: bits or bytes a second."""
     match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([KMG]?)(bit|B)", text.strip())
     try:
-        if match and float(match[1]) > 0:
+        if match and 0 < float(match[1]) < math.inf:
             return float(match[1]) * _PREFIX[match[2]] / (8 if match[3] == "bit" else 1)
     except ValueError:
         pass

@@ -50,11 +50,17 @@ class FlatModel:
                 f"{', '.join(sorted(str(s) for s in dtypes | places))}"
             )
         dtype, place = named[0][1].dtype, named[0][1].device
-        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        if dtype not in (torch.float32, torch.float64):
+            raise UserError(
+                f"parameters must be float32 or float64, got {dtype}; use torch.autocast for half precision"
+            )
+        buffers = [b for b in model.buffers() if b.dtype == dtype]
+        self.odd_buffers = [b for b in model.buffers() if b.is_floating_point() and b.dtype != dtype]
+        """Statistics in another precision: averaged one by one."""
         self.names = [n for n, _ in named]
         self.parameters = [p for _, p in named]
         self._rest: list[Tensor] = [p for p in model.parameters() if not p.requires_grad]
-        self._rest += [b for b in model.buffers() if not b.is_floating_point()]
+        self._rest += [b for b in model.buffers() if b.dtype != dtype]
 
         n = sum(p.numel() for p in self.parameters)
         m = sum(b.numel() for b in buffers)
@@ -99,5 +105,5 @@ class FlatModel:
             p.grad = grad
 
     def rest(self) -> list[Tensor]:
-        """Tensors outside the block: frozen parameters and integer buffers."""
+        """Tensors outside the block: frozen parameters, and buffers of another type."""
         return [t.data for t in self._rest]

@@ -81,11 +81,17 @@ class Worker:
     def average_replicas(self, samples: float) -> None:
         """Replace every replica by their mean, each weighted by the samples it has seen since the last one."""
         self._weighted_mean(self.model.block, samples)
+        self._average_odd_buffers()
 
     def average_buffers(self) -> None:
         """Give all replicas the same BatchNorm statistics."""
         if self.model.buffers.values.numel():
             self._weighted_mean(self.model.buffers, 1.0)
+        self._average_odd_buffers()
+
+    def _average_odd_buffers(self) -> None:
+        for buffer in self.model.odd_buffers:
+            self.comm.all_reduce(buffer, "mean")
 
     def optimizer_state(self) -> Sequence[Tensor]:
         """The optimizer's vectors, such as momentum: what is as long as a parameter."""

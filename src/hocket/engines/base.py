@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hocket.core.comm import Rank
-from hocket.core.errors import RankFailed
+from hocket.core.errors import RankFailed, UserError
 from hocket.core.registry import Registry
 from hocket.core.status import Status
 from hocket.core.worker import Need
 
 DEADLINE_S = 60.0
 """How long a rank may wait for others, unless the user says otherwise."""
+
+
+def check_deadline(seconds: float) -> None:
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise UserError(f"deadline must be greater than 0 seconds, got {seconds:g}")
+
 
 Main = Callable[[Rank], Any]
 """What each rank runs; its result is a JSON value."""
@@ -59,6 +66,9 @@ class Engine(ABC):
 
     name: ClassVar[str]
     offers: ClassVar[frozenset[Need]]
+
+    def check(self, size: int) -> None:  # noqa: B027 - most engines take any number of ranks
+        """Refuse options that do not fit so many ranks."""
 
     def starts_processes(self) -> bool:
         """Whether `run` starts fresh processes, which can only run a `Program`."""

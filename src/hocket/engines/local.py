@@ -37,13 +37,15 @@ class Wait:
     """The time at which the wait is over, or None while nobody knows."""
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class Envelope:
-    arrival_s: float
+    """A message on its way; `order` is when it was sent, among all."""
+
     order: int
-    source: int = field(compare=False)
-    tag: int = field(compare=False)
-    msg: Message = field(compare=False)
+    source: int
+    tag: int
+    msg: Message
+    arrival_s: float = 0.0
 
 
 class World(ABC):
@@ -80,9 +82,9 @@ class World(ABC):
     def catch_up(self, rank: int) -> None:  # noqa: B027 - real time needs no care
         """Let everything happen that comes before this rank's present."""
 
-    def transfer(self, source: int, to: int, nbytes: int) -> tuple[float, float]:
-        """(time at which the sender is free again, time of arrival) of a message sent now."""
-        return 0.0, 0.0
+    def post(self, source: int, to: int, envelope: Envelope) -> float:
+        """Set when a message sent now arrives; returns when the sender is free again."""
+        return 0.0
 
     def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
         """Seconds that a collective takes once `last`, the last rank, has arrived."""
@@ -138,10 +140,10 @@ class LocalComm:
         with world.exclusive():
             world.check()
             world.catch_up(self._me)
-            free_s, arrival_s = world.transfer(self._me, target, msg.nbytes)
             world.sent += 1
-            box = world.mail.setdefault((self._context, target), [])
-            box.append(Envelope(arrival_s, world.sent, self.rank, tag, msg.copy()))
+            envelope = Envelope(world.sent, self.rank, tag, msg.copy())
+            free_s = world.post(self._me, target, envelope)
+            world.mail.setdefault((self._context, target), []).append(envelope)
             world.changed([target])
         return free_s
 
@@ -153,7 +155,7 @@ class LocalComm:
 
             def first() -> Envelope | None:
                 fits = (e for e in box if e.tag == tag and source in (ANY, e.source))
-                return min(fits, default=None)
+                return min(fits, key=lambda e: (e.arrival_s, e.order), default=None)
 
             def ready() -> float | None:
                 envelope = first()

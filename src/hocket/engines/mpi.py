@@ -24,7 +24,7 @@ from hocket.core.environment import inside_mpi
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
+from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
 
@@ -39,6 +39,10 @@ class Mpi(Engine):
     """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def __post_init__(self) -> None:
+        check_deadline(self.deadline)
+        slots(self.hosts)
 
     def starts_processes(self) -> bool:
         return not inside_mpi()
@@ -75,6 +79,17 @@ class Mpi(Engine):
                 f"name it with --mpiexec, or use --engine threads"
             )
         return found
+
+
+def slots(hosts: str) -> int:
+    """How many ranks `a:4,b:4` has room for."""
+    total = 0
+    for host in filter(None, hosts.split(",")):
+        name, _, count = host.partition(":")
+        if not name or not (count or "1").isdigit():
+            raise UserError(f"hosts: cannot read {host!r}; write machines and their slots like a:4,b:4")
+        total += int(count or 1)
+    return total
 
 
 def available() -> str | None:

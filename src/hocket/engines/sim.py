@@ -22,7 +22,7 @@ from hocket.core.errors import CommError, UserError
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.base import Engine, Listener, Main, engine
-from hocket.engines.local import Wait, World, run_threads
+from hocket.engines.local import Envelope, Wait, World, run_threads
 
 
 @engine("sim")
@@ -59,6 +59,9 @@ class Sim(Engine):
             raise UserError(f"stragglers={self.stragglers} names more workers than there are ({size})")
         return groups
 
+    def check(self, size: int) -> None:
+        self.slowdowns(size)
+
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
         world = SimWorld(self, size)
         world.begin()
@@ -73,6 +76,8 @@ def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
         median, _, sigma = text.removeprefix("lognormal:").partition(":")
         mean_log = math.log(max(seconds(median, "compute"), 1e-12))
         spread = seconds(sigma or "0.2", "compute")
+        if spread > 5:
+            raise UserError(f"compute: a lognormal sigma of {spread:g} is too large; 0.3 is a noisy machine")
         return lambda: rng.lognormvariate(mean_log, spread)
     constant = seconds(text, "compute")
     return lambda: constant
@@ -95,9 +100,10 @@ class SimWorld(World):
 
         self.now_s = [0.0] * size
         self.free = [False] * size
-        self._resumed_real_s = [0.0] * size
+        self._counted_s = [0.0] * size
         self._out_free_s = [0.0] * size
         self._in_free_s = [0.0] * size
+        self._incoming: list[list[tuple[float, int, float, Envelope]]] = [[] for _ in range(size)]
 
         self._heap: list[tuple[float, float, int, int]] = []
         self._ticket = [0] * size  # only a rank's newest heap entry counts
@@ -145,7 +151,6 @@ class SimWorld(World):
         """Let others run until it is this rank's turn again."""
         if not self._hand_over(me):
             self._batons[me].acquire()
-        self._resumed_real_s[me] = time.thread_time()
         if self._deadlock:
             raise CommError(self._deadlock)
         self.check()
@@ -168,7 +173,7 @@ class SimWorld(World):
 
     def thread_began(self, rank: int) -> None:
         self._batons[rank].acquire()
-        self._resumed_real_s[rank] = time.thread_time()
+        self.count_from_here(rank)
         self.check()
 
     def thread_ended(self, rank: int) -> None:
@@ -214,12 +219,17 @@ class SimWorld(World):
     def charge(self, rank: int, share: float) -> None:
         cost_s = self._compute[rank]()
         if cost_s is None:
-            cost_s = time.thread_time() - self._resumed_real_s[rank]
+            cost_s = time.thread_time() - self._counted_s[rank]
         else:
             cost_s *= share
         if not self.free[rank]:
             self.now_s[rank] += cost_s * self._slow[rank]
+        self.count_from_here(rank)
         self.check()
+
+    def count_from_here(self, rank: int) -> None:
+        """For measured compute times: what this thread did until now is paid for, or free."""
+        self._counted_s[rank] = time.thread_time()
 
     def catch_up(self, rank: int) -> None:
         """Ranks compute ahead of each other; before one sends or receives, all earlier ones must have run.
@@ -230,17 +240,28 @@ class SimWorld(World):
             self._schedule(rank, self.now_s[rank])
             self._pause_here(rank)
 
-    def transfer(self, source: int, to: int, nbytes: int) -> tuple[float, float]:
-        """A message leaves when the sender's card is free and lands when the receiver's card has taken it in."""
+    def post(self, source: int, to: int, envelope: Envelope) -> float:
+        """A message leaves when the sender's card is free, and the receiver's card takes messages in as they come."""
         now_s = self.now_s[source]
         if self.free[source] or source == to:
-            return now_s, now_s
-        wire_s = nbytes * self._byte_s
+            envelope.arrival_s = now_s
+            return now_s
+        wire_s = envelope.msg.nbytes * self._byte_s
         leave_s = max(now_s, self._out_free_s[source])
         self._out_free_s[source] = leave_s + wire_s
-        arrival_s = max(leave_s + self._latency_s, self._in_free_s[to]) + wire_s
-        self._in_free_s[to] = arrival_s
-        return self._out_free_s[source], arrival_s
+        self._take_in(to, now_s)
+        heapq.heappush(self._incoming[to], (leave_s + self._latency_s, envelope.order, wire_s, envelope))
+        # Until a message has begun to come in, one that was sent later may still overtake it on the way.
+        free_s = self._in_free_s[to]
+        for reach_s, _, wire_s, waiting in sorted(self._incoming[to], key=lambda entry: entry[:2]):
+            free_s = waiting.arrival_s = max(reach_s, free_s) + wire_s
+        return self._out_free_s[source]
+
+    def _take_in(self, to: int, now_s: float) -> None:
+        """Settle the messages that have begun to come in: nothing sent from now on can reach the card before them."""
+        incoming = self._incoming[to]
+        while incoming and incoming[0][0] <= now_s:
+            self._in_free_s[to] = heapq.heappop(incoming)[3].arrival_s
 
     def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
         """One priced event a collective, by the algorithms that MPI libraries choose for large vectors."""
@@ -282,5 +303,6 @@ class SimClock:
             yield
         finally:
             self._world.free[self._rank] = False
+            self._world.count_from_here(self._rank)
 
     paused = free

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hocket.core.clock import RealClock
 from hocket.core.errors import DeadlineExceeded
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, engine
+from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.local import Wait, World, run_threads
 
 
@@ -23,6 +23,9 @@ class Threads(Engine):
 
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def __post_init__(self) -> None:
+        check_deadline(self.deadline)
 
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
         return run_threads(ThreadWorld(size, self.deadline), main, listener)

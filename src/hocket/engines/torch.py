@@ -21,7 +21,7 @@ from hocket.core.environment import inside_torchrun
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, engine
+from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
 # The names of torch 2.13, where the older ones warn; torch 2.11 has only those.
@@ -42,6 +42,9 @@ class TorchDistributed(Engine):
 
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+
+    def __post_init__(self) -> None:
+        check_deadline(self.deadline)
 
     def starts_processes(self) -> bool:
         return not inside_torchrun()

@@ -17,16 +17,18 @@ class RunFolder:
     """Writes as the run goes, so that a run which is cut off can still be read."""
 
     def __init__(self, path: Path, spec: str, *, force: bool) -> None:
-        if path.exists() and not force:
-            raise UserError(f"{path} exists already; choose another --out, or replace the run in it with --force")
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=force)
             for name in _OURS:
                 (path / name).unlink(missing_ok=True)
             (path / "spec.toml").write_text(spec)
             self._events = (path / "events.jsonl").open("w", buffering=1)
             self._curve = (path / "curve.csv").open("w", newline="", buffering=1)
         except OSError as error:
+            if isinstance(error, FileExistsError) and not force:
+                raise UserError(
+                    f"{path} exists already; choose another --out, or replace the run in it with --force"
+                ) from None
             raise UserError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
         self.path = path
         self._writer: csv.DictWriter[str] | None = None

@@ -88,8 +88,11 @@ class Metered:
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         began = self._begin(f"recv(source={'ANY' if source == ANY else source}, tag={tag})")
-        sender, msg = self._comm.recv(source, tag, timeout)
-        self.totals.waiting_s += self._end("recv", began, 0, sender)
+        sender = ANY
+        try:
+            sender, msg = self._comm.recv(source, tag, timeout)
+        finally:
+            self.totals.waiting_s += self._end("recv", began, 0, sender)
         return sender, msg
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
@@ -130,7 +133,9 @@ class Metered:
         self._end_collective("barrier", began, 0)
 
     def split(self, color: int, key: int = 0) -> Comm:
+        began = self._begin("split")
         part = self._comm.split(color, key)
+        self._end_collective("split", began, 0)
         child = Metered(part, self._clock, self._status, self._trace, self.totals)
         self._children.append(child)
         return child

@@ -48,6 +48,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     chosen = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
+        key = key.strip().replace("-", "_")
         if key not in known:
             raise UserError(unknown(f"option of optimizer {name}", key, known))
         chosen[key] = convert(value, type(known[key]), f"optimizer {name}: {key}")
