@@ -12,7 +12,7 @@ import common  # noqa: F401 - sets one BLAS thread
 
 import hocket
 
-ROUNDS = 5
+ROUNDS = 7
 
 
 def samples_per_s(workers: int) -> float:

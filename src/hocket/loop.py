@@ -53,7 +53,8 @@ class Loop:
         optimizer = optim.make(spec.optimizer, self._model, spec.lr, spec.momentum)
         self._trace = Trace(spec.trace)
         self._comm = Metered(rank.comm, rank.clock, rank.status, self._trace)
-        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed)
+        step = optim.step_of(optimizer)
+        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed, step)
         self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
         self._losses: list[tuple[Tensor, int, int]] = []

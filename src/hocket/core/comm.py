@@ -100,5 +100,6 @@ def ring_bytes(numel: int, itemsize: int, size: int, rank: int) -> int:
     """
     if size == 1:
         return 0
-    chunk = [numel // size + (i < numel % size) for i in range(size)]
-    return (2 * numel - chunk[(rank + 1) % size] - chunk[(rank + 2) % size]) * itemsize
+    even, rest = divmod(numel, size)  # the first `rest` chunks are one longer
+    kept = 2 * even + ((rank + 1) % size < rest) + ((rank + 2) % size < rest)
+    return (2 * numel - kept) * itemsize

@@ -49,7 +49,7 @@ class Worker:
         model: FlatModel,
         optimizer: torch.optim.Optimizer,
         seed: int,
-        optimizer_step: Callable[[], object] | None = None,
+        optimizer_step: Callable[[], object],
     ) -> None:
         self.comm, self.clock = comm, clock
         self.rank, self.size = comm.rank, comm.size
@@ -63,7 +63,7 @@ class Worker:
         """How many updates had which staleness."""
         self.rng = torch.Generator().manual_seed(seed * 1_000_003 + self.rank)
         self._optimizer = optimizer
-        self._optimizer_step = optimizer_step or optimizer.step
+        self._optimizer_step = optimizer_step
 
     def descend(self, g: Gradient) -> None:
         """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too."""
