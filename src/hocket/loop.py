@@ -195,7 +195,7 @@ class Loop:
         own.copy_(replica)
         self._module.eval()
         sums = torch.zeros(2, dtype=torch.float64)
-        share = torch.arange(comm.rank, len(self._test), comm.size)
+        share = torch.arange(len(self._test))[comm.rank :: comm.size]
         with torch.no_grad():
             for index in torch.split(share, 2048):
                 if len(index):
