@@ -35,6 +35,8 @@ def fit(
     lr: float | None = None,
     momentum: float | None = None,
     optimizer: str | None = None,
+    warmup: float = 0.0,
+    scale_lr: bool = False,
     seed: int = 0,
     target: float | None = None,
     data: str | Path | None = None,
@@ -57,7 +59,8 @@ def fit(
         raise StopLoading
     settings = dict(
         strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
-        momentum=momentum, optimizer=optimizer, seed=seed, target=target, data=str(data) if data else None,
+        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, seed=seed, target=target,
+        data=str(data) if data else None,
         device=device, deadline=deadline, trace=trace, hosts=hosts, mpiexec=mpiexec, sim=sim or {},
     )  # fmt: skip
     name = task if isinstance(task, str) else ""

@@ -118,6 +118,12 @@ def train(
     optimizer: Annotated[
         str | None, typer.Option(help="sgd, adam, adamw:weight_decay=0.1 ... [the task's]", **_OPTIONS)
     ] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="Epochs over which the learning rate rises to its full height. [0]", **_OPTIONS)
+    ] = None,
+    scale_lr: Annotated[
+        bool | None, typer.Option("--scale-lr", help="Multiply the learning rate by the number of workers.", **_OPTIONS)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data order and initial weights. [0]", **_OPTIONS)] = None,
     target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
     data: Annotated[
@@ -157,7 +163,8 @@ def train(
     """Train a task under a strategy."""
     flags = dict(
         strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
-        momentum=momentum, optimizer=optimizer, seed=seed, target=target, data=data, device=device,
+        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, seed=seed, target=target,
+        data=data, device=device,
         deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
     )  # fmt: skip
     from hocket.core.environment import launched_rank, launched_size
@@ -288,7 +295,7 @@ def list_() -> None:
         console.print(table)
         console.print()
     console.print("[bold]optimizers[/bold]")
-    console.print(", ".join(optim.ELEMENTWISE))
+    console.print(", ".join(sorted(optim.OPTIMIZERS)))
 
 
 @app.command(

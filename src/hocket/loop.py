@@ -59,6 +59,7 @@ class Loop:
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
         self._losses: list[tuple[Tensor, int, int]] = []
         """Loss, samples and number of each step of this epoch; left on the device, since asking would wait."""
+        self._rate = Rate(spec, optimizer, self._shards.steps)
         self._curve: list[dict[str, Any]] = []
         self._verdict = "finished"
         self._diverged_at: int | None = None
@@ -81,6 +82,7 @@ class Loop:
         for _ in self._epochs(steps):
             if self._pulse(final=False):
                 break
+        own = self._own_replica()
         try:
             steps.send(None)
             raise AssertionError("a strategy must end when it is sent None")
@@ -92,7 +94,7 @@ class Loop:
             self._comm.settle()
             if rank.comm.rank == 0:
                 self._tell_model()
-            return self._report(seconds) | {"real_seconds": real_seconds}
+            return self._report(seconds) | own | {"real_seconds": real_seconds}
 
     def _epochs(self, steps: Steps) -> Iterator[None]:
         """Feed the strategy; pause after each epoch but the last."""
@@ -119,6 +121,7 @@ class Loop:
                 status.samples += samples
                 self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
                 gradient.samples = samples
+                self._rate.set(worker.step)
                 steps.send(gradient)
                 if worker.step == self._total_steps:
                     return
@@ -162,6 +165,18 @@ class Loop:
             self._train_loss = float(sums[0] / sums[1])
         return self._train_loss, bool(sums[2])
 
+    def _own_replica(self) -> dict[str, Any]:
+        """How far the replicas are apart before the farewell, and how good this one is by itself."""
+        with self._rank.clock.paused(), self._real.paused():
+            apart = self._model.replica - self._consensus(final=False)
+            square = apart.double().square().sum().reshape(1).cpu()
+            self._rank.comm.all_reduce(square, "mean")
+            if not square > 0:
+                return {"consensus_distance": 0.0}
+            metric = float(self._test_sums(torch.arange(len(self._test)))[1]) / len(self._test)
+            self._rank.comm.barrier()
+            return {"consensus_distance": _json(float(square.sqrt())), "own_metric": _json(metric)}
+
     def _consensus(self, final: bool) -> Tensor:
         """The mean of the replicas; at the end they are all the same."""
         replica = self._model.replica
@@ -193,21 +208,25 @@ class Loop:
         comm, own = self._rank.comm, self._model.replica
         saved = own.clone()
         own.copy_(replica)
-        self._module.eval()
+        sums = self._test_sums(torch.arange(len(self._test))[comm.rank :: comm.size])
+        own.copy_(saved)
+        comm.all_reduce(sums)
+        test_loss, metric = (sums / len(self._test)).tolist()
+        return test_loss, metric
+
+    def _test_sums(self, chosen: Tensor) -> Tensor:
+        """Sums of loss and metric of this rank's model over some of the test samples."""
         sums = torch.zeros(2, dtype=torch.float64)
-        share = torch.arange(len(self._test))[comm.rank :: comm.size]
+        self._module.eval()
         with torch.no_grad():
-            for index in torch.split(share, 2048):
+            for index in torch.split(chosen, 2048):
                 if len(index):
                     inputs, targets = self._batch(self._test, index)
                     output = self._module(inputs)
                     sums[0] += float(self._task.loss(output, targets)) * len(index)
                     sums[1] += float(self._task.metric(output, targets)) * len(index)
         self._module.train()
-        own.copy_(saved)
-        comm.all_reduce(sums)
-        test_loss, metric = (sums / len(self._test)).tolist()
-        return test_loss, metric
+        return sums
 
     def _tell_model(self) -> None:
         from safetensors.torch import save
@@ -235,6 +254,26 @@ class Loop:
             "diverged_at_step": self._diverged_at,
             "curve": self._curve,
         }
+
+
+class Rate:
+    """The learning rate: linear scaling, reached by a gradual warm-up (Goyal 2017)."""
+
+    def __init__(self, spec: RunSpec, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> None:
+        assert spec.lr and spec.workers
+        self._optimizer = optimizer
+        self._full = spec.lr * (spec.workers if spec.scale_lr else 1)
+        self._start = spec.lr if spec.scale_lr else 0.0  # scaled rates rise from what one worker would have
+        self._steps = spec.warmup * steps_per_epoch
+        self.set(1)
+
+    def set(self, step: int) -> None:
+        """For the step with this number, counted from 1."""
+        if step > self._steps + 1 and step != 1:
+            return  # it has its full height
+        part = min(step / self._steps, 1.0) if self._steps else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._start + part * (self._full - self._start)
 
 
 def _json(value: float) -> float | None:

@@ -49,6 +49,10 @@ class RunSpec:
     lr: float | None = None
     momentum: float | None = None
     optimizer: str | None = None
+    warmup: float = 0.0
+    """Epochs over which the learning rate rises to its full height."""
+    scale_lr: bool = False
+    """Multiply the learning rate by the number of workers (linear scaling)."""
     seed: int = 0
     target: float | None = None
     """Stop when the test metric reaches this."""
@@ -130,6 +134,8 @@ class RunSpec:
             raise UserError(f"lr must be greater than 0, got {self.lr:g}")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise UserError(f"momentum must be at least 0 and less than 1, got {self.momentum:g}")
+        if not (math.isfinite(self.warmup) and self.warmup >= 0):
+            raise UserError(f"warmup must be 0 or more epochs, got {self.warmup:g}")
         if self.deadline <= 0:
             raise UserError(f"deadline must be greater than 0 seconds, got {self.deadline:g}")
         if not 0 <= self.seed < 2**40:

@@ -216,7 +216,17 @@ class Recorder(Listener):
             histogram.update({int(k): v for k, v in report["staleness"].items()})
         if self._folder and (dropped := sum(r["dropped_events"] for r in reports)):
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": f"trace={self._spec.trace}"})
-        keys = ("seconds", "compute", "communication", "waiting", "bytes_sent", "messages", "steps", "samples")
+        keys = (
+            "seconds",
+            "compute",
+            "communication",
+            "waiting",
+            "bytes_sent",
+            "messages",
+            "steps",
+            "samples",
+            "own_metric",
+        )
         simulated = self._spec.make_engine().name == "sim"
         return Result(
             **self._known(first["curve"]),
@@ -228,7 +238,8 @@ class Recorder(Listener):
             epochs=first["epochs"],
             bytes_sent=sum(r["bytes_sent"] for r in reports),
             staleness=staleness_summary(histogram),
-            per_worker=[{k: r[k] for k in keys} for r in reports],
+            per_worker=[{k: r[k] for k in keys if k in r} for r in reports],
+            consensus_distance=first["consensus_distance"],
             parameters=first["parameters"],
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
             state=self._state(),

@@ -10,9 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from hocket.core.collectives import ALGORITHMS
 from hocket.core.comm import ANY, Rank
 from hocket.core.errors import UserError
 from hocket.core.message import Message
+from hocket.core.vector import FlatModel, Gradient
+from hocket.core.worker import Worker
 from hocket.loop import Loop
 from hocket.spec import RunSpec
 from hocket.strategies import strategy
@@ -133,6 +136,27 @@ def message_facts(rank: Rank) -> dict[str, Any]:
     return facts
 
 
+def mixing_facts(rank: Rank) -> dict[str, list[float]]:
+    """Gossip without gradients, from replicas that differ: what each has after some rounds."""
+    n, me = rank.comm.size, rank.comm.rank
+    found = {}
+    for text in [f"gossip:kind={k}" for k in ("dpsgd", "sgp", "push", "pull")] + ["gossip:graph=exponential"]:
+        model = FlatModel(nn.Linear(1, 1, bias=False))
+        optimizer = torch.optim.SGD(model.parameters, lr=0.0)
+        worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
+        model.x.fill_(float(me))
+        steps = strategy.make(text).worker(worker)
+        next(steps)
+        for _ in range(40):
+            worker.step += 1
+            steps.send(Gradient(model.gradient, 1))
+        found[text] = model.x.tolist()
+        steps.close()
+        rank.comm.barrier()
+    assert n > 1
+    return found
+
+
 def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     """Everything the tests in this folder look at, from one start of the ranks."""
     n = rank.comm.size
@@ -148,6 +172,27 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     for momentum in ("keep", "average", "reset"):
         wanted = spec(n, strategy=f"local-sgd:every=2,momentum={momentum}", momentum=0.9, seed=3)
         found[f"local-sgd/{momentum}"] = trained(rank, TINY, wanted)
+    for case in ("ring", "halving", "tree"):
+        found[f"allreduce:algorithm={case}"] = trained(
+            rank, TINY, spec(n, strategy=f"allreduce:algorithm={case}", seed=3)
+        )
+        for length in (0, 1, n - 1, n, 3 * n + 1, 64):
+            x = torch.sin(torch.arange(length, dtype=torch.float64) + rank.comm.rank)
+            ALGORITHMS[case](rank.comm, x)
+            found[f"{case}/{length}"] = x.tolist()
+    found["diloco:every=1"] = trained(rank, TINY, spec(n, strategy="diloco:every=1,lr=1,momentum=0", seed=3))
+    found["post-local"] = trained(rank, TINY, spec(n, strategy="local-sgd:every=100,post_local=1000", seed=3))
+    groups = f"local-sgd:every=2,between=1,group={n}"
+    found["one-group"] = trained(rank, TINY, spec(n, strategy=groups, momentum=0.9, seed=3))
+    found["groups-of-one"] = trained(rank, TINY, spec(n, strategy="local-sgd:every=1,between=2,group=1", seed=3))
+    found["every-second"] = trained(rank, TINY, spec(n, strategy="local-sgd:every=2", seed=3))
+    for name in (f"gossip:kind={kind}" for kind in ("dpsgd", "sgp", "pull", "push")):
+        if usable(name, n):
+            found[name] = trained(rank, TINY, spec(n, strategy=name, seed=3))
+    if n > 1:
+        found["complete"] = trained(rank, TINY, spec(n, strategy="gossip:graph=complete", seed=3, steps=1))
+        found["one-step"] = trained(rank, TINY, spec(n, strategy="allreduce", seed=3, steps=1))
+        found["mixing"] = mixing_facts(rank)
     for name in strategy:
         if usable(name, n):
             found[f"fit/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3))

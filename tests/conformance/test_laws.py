@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cache
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_local_sgd_at_every_step_is_allreduce(name: str, size: int) -> None:
 @every_engine_and_size
 def test_replicas_end_bit_equal(name: str, size: int) -> None:
     first, *others = facts(name, size)
-    trained = [k for k in first if k != "comm"]
+    trained = [k for k in first if k not in ("comm", "mixing")]
     assert len(trained) >= 3 * sum(laws.usable(s, size) for s in strategy)
     for other in others:
         for key in trained:
@@ -75,6 +76,47 @@ def test_local_sgd_momentum_options_differ_only_with_several_workers(name: str, 
     kept, averaged, reset = (rank[f"local-sgd/{m}"] for m in ("keep", "average", "reset"))
     assert not close(kept, reset)
     assert close(kept, averaged) == (size == 1)
+
+
+@every_engine_and_size
+@pytest.mark.parametrize("algorithm", ["ring", "halving", "tree"])
+def test_a_message_level_all_reduce_is_the_native_one(name: str, size: int, algorithm: str) -> None:
+    """Also for vectors shorter than the ring and not divisible by it, and the empty one."""
+    for rank in facts(name, size):
+        assert close(rank[f"allreduce:algorithm={algorithm}"], rank["fit/allreduce"])
+        for length in (0, 1, size - 1, size, 3 * size + 1, 64):
+            expected = [sum(math.sin(i + r) for r in range(size)) for i in range(length)]
+            assert rank[f"{algorithm}/{length}"] == pytest.approx(expected, abs=1e-12)
+
+
+@every_engine_and_size
+def test_kinds_of_local_sgd_that_are_the_same(name: str, size: int) -> None:
+    for rank in facts(name, size):
+        assert close(rank["diloco:every=1"], rank["local-sgd:every=1"]), "outer lr 1, no momentum: parameter averaging"
+        assert close(rank["post-local"], rank["local-sgd:every=1"]), "post-local before its start: at every step"
+        assert close(rank["one-group"], rank["local-sgd/keep"]), "one group of all: no hierarchy"
+        assert close(rank["groups-of-one"], rank["every-second"]), "groups of one: local until all average"
+
+
+@every_engine_and_size
+def test_gossip_on_the_complete_graph_is_one_step_of_allreduce(name: str, size: int) -> None:
+    """From one common start, the mean over all of x - lr g_i is x - lr mean g."""
+    for rank in facts(name, size):
+        assert size == 1 or close(rank["complete"], rank["one-step"])
+
+
+@every_engine_and_size
+def test_gossip_keeps_the_mean_and_finds_consensus(name: str, size: int) -> None:
+    """Doubly stochastic mixing and push-sum lead every replica to the mean of the first ones."""
+    ranks = facts(name, size)
+    if size == 1:
+        return
+    for text in ("gossip:kind=dpsgd", "gossip:kind=sgp", "gossip:graph=exponential"):
+        assert [r["mixing"][text][0] for r in ranks] == pytest.approx([(size - 1) / 2] * size, abs=1e-3), text
+    for text in ("gossip:kind=pull", "gossip:kind=push"):  # these agree, though not on the mean
+        values = [r["mixing"][text][0] for r in ranks]
+        assert max(values) - min(values) < 0.01
+        assert min(values) >= 0 and max(values) <= size - 1
 
 
 @every_engine_and_size

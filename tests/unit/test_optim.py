@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import hocket
 from hocket import optim
 from hocket.core.vector import FlatModel
+from hocket.loop import Rate
+from hocket.optim.large_batch import LAMB, LARS
+from hocket.spec import RunSpec
 
 
 def model() -> nn.Module:
@@ -64,3 +68,55 @@ def test_one_flat_parameter_is_many_shaped_ones(name: str) -> None:
         optim.step_of(optimizer)()
     expected = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
     torch.testing.assert_close(flat.x, expected)
+
+
+def test_lars_by_hand() -> None:
+    """v <- m v + lr eta |w| / (|g| + b |w|) (g + b w) for matrices, plain momentum for vectors, 1 for zeros."""
+    w, b, zero = (nn.Parameter(t) for t in (torch.tensor([[3.0, 4.0]]), torch.tensor([1.0]), torch.zeros(1, 2)))
+    w.grad, b.grad, zero.grad = torch.tensor([[0.0, 2.0]]), torch.tensor([0.5]), torch.tensor([[1.0, 0.0]])
+    optimizer = LARS([w, b, zero], lr=2.0, momentum=0.5, weight_decay=0.1, eta=0.01)
+    optimizer.step()
+    rate = 2.0 * 0.01 * 5.0 / (2.0 + 0.1 * 5.0)
+    v = rate * torch.tensor([[0.3, 2.4]])
+    torch.testing.assert_close(w.data, torch.tensor([[3.0, 4.0]]) - v)
+    torch.testing.assert_close(b.data, torch.tensor([1.0 - 2.0 * 0.5]))
+    torch.testing.assert_close(zero.data, torch.tensor([[-2.0, 0.0]]))
+    before = b.data.clone()
+    optimizer.step()
+    torch.testing.assert_close(b.data, before - (0.5 * 1.0 + 2.0 * 0.5))
+
+
+def test_lamb_by_hand() -> None:
+    """The first step: u = sign(g) + decay w, as long as w."""
+    w, b = nn.Parameter(torch.tensor([[3.0, 4.0]])), nn.Parameter(torch.tensor([1.0]))
+    w.grad, b.grad = torch.tensor([[0.5, -2.0]]), torch.tensor([4.0])
+    LAMB([w, b], lr=0.1, eps=0.0, weight_decay=0.1).step()
+    u = torch.tensor([[1.0 + 0.3, -1.0 + 0.4]])
+    torch.testing.assert_close(w.data, torch.tensor([[3.0, 4.0]]) - 0.1 * 5.0 * u / u.norm())
+    torch.testing.assert_close(b.data, torch.tensor([0.9]))
+
+
+@pytest.mark.parametrize("name", optim.LAYERWISE)
+def test_layerwise_optimizers_run_under_a_strategy(name: str) -> None:
+    result = hocket.fit(
+        "digits", strategy="local-sgd:every=4,momentum=average", engine="sim", workers=3, optimizer="lars:eta=0.02" if name == "lars" else name,
+        lr=1.0 if name == "lars" else 0.02, warmup=2, epochs=20, progress=False,
+    )  # fmt: skip
+    assert result.test_accuracy is not None
+    assert result.test_accuracy > 0.9
+
+
+def test_linear_scaling_and_warm_up() -> None:
+    flat = FlatModel(model())
+    optimizer = optim.make("sgd", flat, 0.1, 0.0)
+    rate = Rate(RunSpec("digits", workers=4, lr=0.1, scale_lr=True, warmup=2), optimizer, steps_per_epoch=5)
+    seen = []
+    for step in range(1, 14):
+        rate.set(step)
+        seen.append(optimizer.param_groups[0]["lr"])
+    assert seen[:10] == pytest.approx([0.1 + 0.03 * step for step in range(1, 11)])
+    assert seen[10:] == pytest.approx([0.4] * 3)
+    Rate(RunSpec("digits", workers=4, lr=0.1, scale_lr=True), optimizer, 5)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
+    Rate(RunSpec("digits", workers=4, lr=0.1), optimizer, 5)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)

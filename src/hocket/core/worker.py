@@ -53,8 +53,10 @@ class Worker:
     ) -> None:
         self.comm, self.clock = comm, clock
         self.rank, self.size = comm.rank, comm.size
+        self.all_reduce: Callable[[Tensor], None] = comm.all_reduce
+        """How gradients and replicas are summed; a strategy may put another algorithm in its place."""
         self.model = model
-        self.x = model.x
+        self.x, self.replica = model.x, model.replica
         self.step = 0
         """Gradients taken so far."""
         self.layout = model.layout
@@ -62,6 +64,8 @@ class Worker:
         self.staleness: Counter[int] = Counter()
         """How many updates had which staleness."""
         self.rng = torch.Generator().manual_seed(seed * 1_000_003 + self.rank)
+        self.common_rng = torch.Generator().manual_seed(seed)
+        """Draws the same on every worker, for what all must agree on without asking."""
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
 
@@ -78,10 +82,14 @@ class Worker:
         """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
         g.samples = self._weighted_mean(g.flat, g.samples)
 
-    def average_replicas(self, samples: float) -> None:
-        """Replace every replica by their mean, each weighted by the samples it has seen since the last one."""
-        self._weighted_mean(self.model.block, samples)
-        self._average_odd_buffers()
+    def average_replicas(self, samples: float, comm: Comm | None = None) -> None:
+        """Replace every replica by their mean, each weighted by the samples it has seen since the last one.
+
+        `comm` is a part of the workers that averages by itself; without it, all do.
+        """
+        # A replica without samples weighs next to nothing; where none has any, they are averaged as equals.
+        self._weighted_mean(self.model.block, samples or 1e-9, comm)
+        self._average_odd_buffers(comm)
 
     def average_buffers(self) -> None:
         """Give all replicas the same BatchNorm statistics."""
@@ -89,9 +97,9 @@ class Worker:
             self._weighted_mean(self.model.buffers, 1.0)
         self._average_odd_buffers()
 
-    def _average_odd_buffers(self) -> None:
+    def _average_odd_buffers(self, comm: Comm | None = None) -> None:
         for buffer in self.model.odd_buffers:
-            self.comm.all_reduce(buffer, "mean")
+            (comm or self.comm).all_reduce(buffer, "mean")
 
     def optimizer_state(self) -> Sequence[Tensor]:
         """The optimizer's vectors, such as momentum: what is as long as a parameter."""
@@ -102,13 +110,13 @@ class Worker:
             if isinstance(value, Tensor) and value.dim() > 0
         ]
 
-    def _weighted_mean(self, vector: Weighted, weight: float) -> float:
+    def _weighted_mean(self, vector: Weighted, weight: float, comm: Comm | None = None) -> float:
         """Replace `vector` by its mean over the ranks; returns the sum of the weights."""
-        if self.size == 1:
+        if (comm or self.comm).size == 1:
             return weight
         vector.values.mul_(weight)
         vector.weight.fill_(weight)
-        self.comm.all_reduce(vector.buffer)
+        (comm.all_reduce if comm else self.all_reduce)(vector.buffer)
         total = vector.weight.item()
         assert total > 0, "a weighted mean needs a sample"
         vector.values.div_(total)

@@ -46,14 +46,14 @@ class Metered:
         self._status.operation, self._status.since = operation, now
         return now
 
-    def _end(self, operation: str, began: float, nbytes: int, peer: int = ANY) -> float:
+    def _end(self, operation: str, began: float, nbytes: int, peer: int = ANY, kind: str = "") -> float:
         now = self._clock.now()
         self._status.operation, self._status.since = "compute", now
         self.totals.bytes_sent += nbytes
         if peer == ANY:
             self._trace.add(operation, began, now, bytes=nbytes)
         else:
-            self._trace.add(operation, began, now, bytes=nbytes, peer=peer)
+            self._trace.add(operation, began, now, bytes=nbytes, peer=peer, kind=kind)
         return now - began
 
     def _end_collective(self, operation: str, began: float, nbytes: int) -> None:
@@ -84,15 +84,15 @@ class Metered:
 
     def _sent(self, began: float, to: int, msg: Message) -> None:
         self.totals.messages += 1
-        self.totals.communication_s += self._end("send", began, msg.nbytes, to)
+        self.totals.communication_s += self._end("send", began, msg.nbytes, to, msg.kind)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         began = self._begin(f"recv(source={'ANY' if source == ANY else source}, tag={tag})")
-        sender = ANY
+        sender, msg = ANY, Message()
         try:
             sender, msg = self._comm.recv(source, tag, timeout)
         finally:
-            self.totals.waiting_s += self._end("recv", began, 0, sender)
+            self.totals.waiting_s += self._end("recv", began, 0, sender, msg.kind)
         return sender, msg
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:

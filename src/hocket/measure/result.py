@@ -44,7 +44,10 @@ class Result:
     bytes_sent: int
     staleness: dict[str, Any]
     per_worker: list[dict[str, float]]
-    """Seconds of compute, communication and waiting, and bytes, of each worker."""
+    """Seconds of compute, communication and waiting, and bytes, of each worker; where the replicas differed before
+    the last average, also the metric of its own (`own_metric`)."""
+    consensus_distance: float | None
+    """How far the replicas were from their mean before the last average: the root of the mean square distance."""
     curve: list[dict[str, Any]]
     parameters: int
     versions: dict[str, str]

@@ -1,4 +1,4 @@
-"""Optimizers by name: torch.optim's, on the flat vector where the rule is elementwise."""
+"""Optimizers by name: torch.optim's on the flat vector, where the rule is elementwise, and those that need shapes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from hocket.core.errors import UserError
 from hocket.core.registry import convert, unknown
 from hocket.core.vector import FlatModel
+from hocket.optim.large_batch import LAMB, LARS
 
 ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
@@ -26,9 +27,15 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
+LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {"lamb": LAMB, "lars": LARS}
+"""These look at each parameter as a whole, so they get the parameters one by one."""
+
+OPTIMIZERS = ELEMENTWISE | LAYERWISE
+
+
 def settings(name: str) -> dict[str, Any]:
     """The options of an optimizer that can be written as text, with their defaults."""
-    signature = inspect.signature(ELEMENTWISE[name])
+    signature = inspect.signature(OPTIMIZERS[name])
     return {
         p.name: p.default
         for p in signature.parameters.values()
@@ -37,14 +44,14 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def takes_momentum(text: str) -> bool:
-    return parse(text)[0] in ("sgd", "rmsprop")
+    return parse(text)[0] in ("sgd", "rmsprop", "lars")
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """`adamw:weight_decay=0.1` as a name and its options."""
     name, _, rest = text.partition(":")
-    if name not in ELEMENTWISE:
-        raise UserError(unknown("optimizer", name, ELEMENTWISE))
+    if name not in OPTIMIZERS:
+        raise UserError(unknown("optimizer", name, OPTIMIZERS))
     known = settings(name)
     chosen = {}
     for part in filter(None, rest.split(",")):
@@ -58,15 +65,17 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def make(text: str, model: FlatModel, lr: float, momentum: float) -> torch.optim.Optimizer:
-    """The optimizer, on one parameter that is the whole flat vector: a few large operations a step."""
+    """The optimizer; where it can be, on one parameter that is the whole flat vector: few, large operations a step."""
     name, chosen = parse(text)
     if momentum:
         chosen["momentum"] = momentum
-    flat = nn.Parameter(model.x)
-    flat.grad = model.g
+    parameters = model.parameters
+    if name in ELEMENTWISE:
+        parameters = [nn.Parameter(model.x)]
+        parameters[0].grad = model.g
     # Built through Any: the constructors share no signature.
-    cls: Any = ELEMENTWISE[name]
-    optimizer: torch.optim.Optimizer = cls([flat], lr=lr, **chosen)
+    cls: Any = OPTIMIZERS[name]
+    optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
     return optimizer
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Literal
 
+from hocket.core.collectives import ALGORITHMS
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -13,9 +15,13 @@ from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 class AllReduce(Strategy):
     """Average the gradients at every step: n workers of batch b are one worker of batch n*b."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"collectives"})
+    algorithm: Literal["native", "ring", "halving", "tree"] = "native"
+    """`native` is the engine's own; the others are written out in messages (core/collectives.py)."""
+    needs: ClassVar[frozenset[Need]] = frozenset({"collectives", "messages"})
 
     def worker(self, w: Worker) -> Steps:
+        if self.algorithm != "native":
+            w.all_reduce = partial(ALGORITHMS[self.algorithm], w.comm)
         while (g := (yield)) is not None:
             w.average(g)
             w.descend(g)

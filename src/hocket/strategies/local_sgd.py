@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
@@ -15,30 +16,49 @@ class LocalSGD(Strategy):
     """Average the replicas every `every` steps (Stich 2019, algorithm 1)."""
 
     every: int = 8
+    post_local: int = 0
+    """Average at every step until this one (post-local SGD, Lin 2018); 0 is local from the start."""
     momentum: Literal["keep", "average", "reset"] = "keep"
     """What becomes of the optimizer's state when replicas are averaged."""
+    group: int = 0
+    """Workers in a group that averages by itself (hierarchical local SGD); 0 is one group of all."""
+    between: int = 4
+    """With groups: every so many averages inside a group, all workers average."""
     needs: ClassVar[frozenset[Need]] = frozenset({"collectives"})
 
     def check(self, workers: int) -> None:
-        if self.every < 1:
-            raise UserError(f"local-sgd: every must be 1 or more, got {self.every}")
+        if self.every < 1 or self.between < 1:
+            raise UserError(f"local-sgd: every and between must be 1 or more, got {self.every} and {self.between}")
+        if self.post_local < 0:
+            raise UserError(f"local-sgd: post_local must be 0 or more, got {self.post_local}")
+        if self.group < 0 or (self.group and workers % self.group):
+            raise UserError(f"local-sgd: {workers} workers cannot form groups of {self.group}; use a divisor")
 
     def worker(self, w: Worker) -> Steps:
-        samples = 0.0
+        group = w.comm.split(w.rank // self.group) if self.group else w.comm
+        in_group = in_all = 0.0  # samples since the last average
+        rounds = met_all = 0
         while (g := (yield)) is not None:
             w.descend(g)
-            samples += g.samples
-            if w.step % self.every == 0:
-                self.synchronise(w, samples)
-                samples = 0.0
-        if w.step % self.every != 0:  # the farewell: everyone leaves with one model
-            self.synchronise(w, samples)
+            in_group += g.samples
+            in_all += g.samples
+            if w.step > self.post_local and w.step % self.every != 0:
+                continue
+            rounds += 1
+            if self.group == 0 or w.step <= self.post_local or rounds % self.between == 0:
+                self.average(w, w.comm, in_all)
+                in_all, met_all = 0.0, w.step
+            else:
+                self.average(w, group, in_group)
+            in_group = 0.0
+        if met_all != w.step:
+            self.average(w, w.comm, in_all)  # the farewell: everyone leaves with one model
 
-    def synchronise(self, w: Worker, samples: float) -> None:
-        w.average_replicas(samples)
+    def average(self, w: Worker, comm: Comm, samples: float) -> None:
+        w.average_replicas(samples, comm)
         for state in w.optimizer_state():
             match self.momentum:
                 case "average":
-                    w.comm.all_reduce(state, op="mean")
+                    comm.all_reduce(state, op="mean")
                 case "reset":
                     state.zero_()

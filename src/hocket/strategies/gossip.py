@@ -1,0 +1,118 @@
+"""Decentralised SGD: workers average with a few others, and no one ever hears from all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hocket.core.errors import UserError
+from hocket.core.message import Message
+from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
+
+Graph = Literal["ring", "torus", "exponential", "complete"]
+
+
+@strategy("gossip")
+@dataclass(frozen=True)
+class Gossip(Strategy):
+    """Average with neighbours only: D-PSGD (Lian 2017), SGP by push-sum (Assran 2019), pull or push (Jin 2016)."""
+
+    kind: Literal["dpsgd", "sgp", "pull", "push"] = "dpsgd"
+    graph: Graph = "ring"
+    """Who is whose neighbour, for dpsgd; sgp has its own directed one, pull and push choose at random."""
+    needs: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives"})
+
+    def check(self, workers: int) -> None:
+        if workers < 2:
+            raise UserError(f"gossip needs 2 or more workers, got {workers}; use --strategy serial")
+        if self.kind == "dpsgd":
+            neighbours(self.graph, workers, 0)
+
+    def worker(self, w: Worker) -> Steps:
+        match self.kind:
+            case "dpsgd":
+                yield from self.dpsgd(w)
+            case "sgp":
+                yield from self.push_sum(w)
+            case "pull" | "push":
+                yield from self.random_peers(w)
+        w.average_replicas(1.0)  # the farewell: everyone leaves with one model
+
+    def dpsgd(self, w: Worker) -> Steps:
+        """x_i <- sum_j W_ij x_j, then a step along the gradient at x_i before the mixing (algorithm 1).
+
+        All have equally many neighbours and weigh them and themselves alike, so W is doubly stochastic.
+        """
+        near = neighbours(self.graph, w.size, w.rank)
+        while (g := (yield)) is not None:
+            mix(w.replica, exchange(w, near, Message("model", (), (w.replica,)), near))
+            w.descend(g)
+
+    def push_sum(self, w: Worker) -> Steps:
+        """The gradient is taken at z = x / weight; half of x and of the weight goes to one other (algorithm 1)."""
+        x, weight = w.x.clone(), torch.ones(1, dtype=w.x.dtype, device=w.x.device)
+        reach = math.ceil(math.log2(w.size))
+        while (g := (yield)) is not None:
+            before = w.x.clone()
+            w.descend(g)
+            x += w.x - before
+            hop = 2 ** ((w.step - 1) % reach)
+            x /= 2
+            weight /= 2
+            to, source = (w.rank + hop) % w.size, (w.rank - hop) % w.size
+            ((x_in, weight_in),) = exchange(w, [to], Message("half", (), (x, weight)), [source])
+            x += x_in
+            weight += weight_in
+            torch.div(x, weight, out=w.x)
+
+    def random_peers(self, w: Worker) -> Steps:
+        """Each step everyone picks one other: to take its model (pull), or to give it one's own (push)."""
+        while (g := (yield)) is not None:
+            # All draw the same choices, so that each knows who expects its model.
+            offset = torch.randint(1, w.size, (w.size,), generator=w.common_rng)
+            chosen = ((torch.arange(w.size) + offset) % w.size).tolist()
+            choosers = [r for r in range(w.size) if chosen[r] == w.rank]
+            to, sources = (choosers, [chosen[w.rank]]) if self.kind == "pull" else ([chosen[w.rank]], choosers)
+            mix(w.replica, exchange(w, to, Message("model", (), (w.replica,)), sources))
+            w.descend(g)
+
+
+def neighbours(graph: Graph, n: int, i: int) -> list[int]:
+    """The neighbours of `i` in an undirected graph of `n` where all have equally many."""
+    match graph:
+        case "ring":
+            near = {i - 1, i + 1}
+        case "complete":
+            near = set(range(n))
+        case "exponential":
+            near = {i + sign * 2**k for k in range(math.ceil(math.log2(n))) for sign in (-1, 1)}
+        case "torus":
+            rows = max((r for r in range(2, math.isqrt(n) + 1) if n % r == 0), default=0)
+            if not rows:
+                raise UserError(f"gossip: {n} workers form no torus; use a product of two numbers, or graph=ring")
+            columns = n // rows
+            row, column = divmod(i, columns)
+            near = {row * columns + (column + d) % columns for d in (-1, 1)}
+            near |= {(row + d) % rows * columns + column for d in (-1, 1)}
+    return sorted({j % n for j in near} - {i})
+
+
+def mix(x: Tensor, others: Sequence[tuple[Tensor, ...]]) -> None:
+    """Replace `x` by the mean of itself and the others."""
+    for (other,) in others:
+        x += other
+    x /= 1 + len(others)
+
+
+def exchange(w: Worker, to: Sequence[int], msg: Message, sources: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """Send a message to some and receive theirs from others."""
+    sending = [w.comm.isend(j, msg) for j in to]
+    received = [w.comm.recv(j)[1].tensors for j in sources]
+    for request in sending:
+        request.wait()
+    return received
