@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hocket import optim
 from hocket.core.clock import RealClock
-from hocket.core.comm import Rank
+from hocket.core.comm import Comm, Rank
 from hocket.core.errors import UserError
+from hocket.core.server import Server, parts
 from hocket.core.shard import Shards
 from hocket.core.vector import FlatModel, Gradient
 from hocket.core.worker import Steps, Worker
@@ -26,7 +27,66 @@ def run_program(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     """For engines that start fresh processes: the spec says it all."""
     spec = RunSpec(**argument)
     task = load_task(spec.task, spec.seed, spec.data)
-    return Loop(rank, spec, task, *task.load()).run()
+    return run_rank(rank, spec, task, *task.load())
+
+
+def run_rank(rank: Rank, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
+    """One rank's part in a run: the first are workers, those behind them servers."""
+    assert spec.workers and spec.batch
+    group = rank.comm.split(rank.comm.rank >= spec.workers) if spec.make_strategy().server_ranks() else rank.comm
+    if rank.comm.rank >= spec.workers:
+        return serve(rank, group, spec, task, Shards(len(train), spec.workers, spec.batch, spec.seed).steps)
+    return Loop(rank, group, spec, task, train, test).run()
+
+
+def serve(rank: Rank, servers: Comm, spec: RunSpec, task: Task, steps_per_epoch: int) -> dict[str, Any]:
+    """The life of a server rank: a part of the vector, and the strategy's server."""
+    assert spec.workers and spec.lr and spec.optimizer and spec.momentum is not None
+    model = FlatModel(task.build_model(spec.seed))
+    begin_together(rank, model)
+    x = parts(model.x, servers.size)[servers.rank]
+    g = torch.zeros_like(x)
+    optimizer = optim.make_flat(spec.optimizer, x, g, spec.lr, spec.momentum)
+    strategy = spec.make_strategy()
+    rate = Rate(spec, optimizer, steps_per_epoch)
+    updates_per_step = 1 if strategy.lockstep else spec.workers
+    trace = Trace(spec.trace)
+    began_s = trace.origin_s = rank.clock.now()
+    comm = Metered(rank.comm, rank.clock, rank.status, trace)
+
+    descend = optim.step_of(optimizer)
+
+    def log(event: str, **fields: Any) -> None:
+        now = rank.clock.now()
+        trace.add(event, now, now, **fields)
+
+    def step() -> None:
+        rate.set(1 + server.version // updates_per_step)
+        descend()
+        rank.status.step += 1
+
+    server = Server(comm, spec.workers, x, g, step, log)
+    strategy.server(server)
+    seconds = rank.clock.now() - began_s
+    rank.tell("events", {"events": trace.take()}, b"")
+    return {
+        "server": servers.rank,
+        "seconds": seconds,
+        "communication": comm.totals.communication_s,
+        "waiting": comm.totals.waiting_s,
+        "bytes_sent": comm.totals.bytes_sent,
+        "messages": comm.totals.messages,
+        "staleness": {str(k): v for k, v in server.staleness.items()},
+        "dropped_events": trace.dropped,
+    }
+
+
+def begin_together(rank: Rank, model: FlatModel) -> None:
+    """Everyone sets out from rank 0's weights, at the same time."""
+    with rank.clock.paused():
+        for tensor in [model.replica, *model.rest()]:
+            rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
+        rank.comm.barrier()
 
 
 def device_of(name: str, rank: int) -> torch.device:
@@ -43,23 +103,27 @@ def device_of(name: str, rank: int) -> torch.device:
 class Loop:
     """Trains one replica, evaluates at the end of every epoch, and tells what happened."""
 
-    def __init__(self, rank: Rank, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> None:
+    def __init__(self, rank: Rank, workers: Comm, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> None:
         assert spec.workers and spec.batch and spec.lr and spec.optimizer and spec.momentum is not None
-        self._rank, self._spec, self._task = rank, spec, task
+        self._rank, self._workers, self._spec, self._task = rank, workers, spec, task
+        self._strategy = spec.make_strategy()
         self._device = device_of(spec.device, rank.comm.rank)
         self._train, self._test = train.to(self._device), test.to(self._device)
         self._model = FlatModel(task.build_model(spec.seed), self._device)
         self._module = self._model.model
         optimizer = optim.make(spec.optimizer, self._model, spec.lr, spec.momentum)
         self._trace = Trace(spec.trace)
-        self._comm = Metered(rank.comm, rank.clock, rank.status, self._trace)
+        world = Metered(rank.comm, rank.clock, rank.status, self._trace)
+        has_servers = workers is not rank.comm
+        self._comm = Metered(workers, rank.clock, rank.status, self._trace, world.totals) if has_servers else world
         step = optim.step_of(optimizer)
-        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed, step)
+        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed, step, world)
         self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
         self._losses: list[tuple[Tensor, int, int]] = []
         """Loss, samples and number of each step of this epoch; left on the device, since asking would wait."""
         self._rate = Rate(spec, optimizer, self._shards.steps)
+        self._snapshots: list[tuple[int, float, Tensor, list[tuple[Tensor, int, int]]]] = []
         self._curve: list[dict[str, Any]] = []
         self._verdict = "finished"
         self._diverged_at: int | None = None
@@ -69,20 +133,20 @@ class Loop:
         rank, worker, clock = self._rank, self._worker, self._rank.clock
         if self._device.type == "cpu":
             torch.set_num_threads(1)  # or the speed-up over one worker is fake
-        with clock.paused():
-            for tensor in [self._model.replica, *self._model.rest()]:
-                rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
-            rank.comm.barrier()
+        begin_together(rank, self._model)
         # For dropout and the like; after the barrier, since ranks that are threads share torch's generator.
         torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)
         began_s = self._began_s = self._trace.origin_s = clock.now()
         self._real = RealClock()
-        steps = self._spec.make_strategy().worker(worker)
+        steps = self._strategy.worker(worker)
         next(steps)
         for _ in self._epochs(steps):
-            if self._pulse(final=False):
+            if not self._strategy.lockstep:
+                self._remember()
+            elif self._pulse(final=False):
                 break
-        own = self._own_replica()
+        # Where workers do not meet, one that is done must say so before it waits for the others.
+        own = self._own_replica() if self._strategy.lockstep else {"consensus_distance": None}
         try:
             steps.send(None)
             raise AssertionError("a strategy must end when it is sent None")
@@ -121,6 +185,7 @@ class Loop:
                 status.samples += samples
                 self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
                 gradient.samples = samples
+                gradient.of = self._shards.of((worker.step - 1) % self._shards.steps)
                 self._rate.set(worker.step)
                 steps.send(gradient)
                 if worker.step == self._total_steps:
@@ -138,29 +203,53 @@ class Loop:
             self._comm.barrier()  # inside the clock: who is early waits
         now = clock.now() - self._began_s
         with clock.paused(), self._real.paused():
-            train_loss, diverged = self._epoch_loss()
+            self._look_back()
+            train_loss, diverged = self._epoch_loss(self._losses)
+            self._losses = []
             rank.status.loss = train_loss
             test_loss, metric = self._evaluate(self._consensus(final))
-            self._record(now, train_loss, test_loss, metric)
+            self._record(self._worker.step, now, train_loss, test_loss, metric)
             if diverged:
                 self._verdict = "diverged"
             elif self._spec.target is not None and self._task.reached(metric, self._spec.target):
                 self._verdict = "reached-target"
             if events := self._trace.take():
                 rank.tell("events", {"events": events}, b"")
-            rank.comm.barrier()
+            self._workers.barrier()
         return self._verdict != "finished"
 
-    def _epoch_loss(self) -> tuple[float, bool]:
-        """The mean training loss since the last pulse, over all ranks, and whether any loss was not finite."""
-        taken, self._losses = self._losses, []
+    def _remember(self) -> None:
+        """The end of an epoch where workers do not meet: what there is to evaluate is looked at in the end."""
+        with self._rank.clock.paused(), self._real.paused():
+            now = self._rank.clock.now() - self._began_s
+            self._snapshots.append((self._worker.step, now, self._model.replica.clone(), self._losses))
+            self._losses = []
+            if events := self._trace.take():
+                self._rank.tell("events", {"events": events}, b"")
+
+    def _look_back(self) -> None:
+        """Evaluate the mean of what the workers had after each epoch; an epoch ends when the last is through it."""
+        for step, now, replica, taken in self._snapshots:
+            train_loss, diverged = self._epoch_loss(taken)
+            if self._workers.size > 1:
+                self._workers.all_reduce(replica, "mean")
+            end = torch.tensor([now], dtype=torch.float64)
+            self._workers.all_reduce(end, "max")
+            test_loss, metric = self._evaluate(replica)
+            self._record(step, float(end), train_loss, test_loss, metric)
+            if diverged:
+                self._verdict = "diverged"
+        self._snapshots = []
+
+    def _epoch_loss(self, taken: list[tuple[Tensor, int, int]]) -> tuple[float, bool]:
+        """The mean training loss of an epoch, over all ranks, and whether any loss was not finite."""
         losses = torch.stack([loss for loss, _, _ in taken]).double().cpu() if taken else torch.zeros(0).double()
         weights = torch.tensor([samples for _, samples, _ in taken], dtype=torch.float64)
         bad = torch.nonzero(~torch.isfinite(losses))
         if len(bad):
             self._diverged_at = taken[int(bad[0])][2]
         sums = torch.tensor([float(losses @ weights), float(weights.sum()), float(len(bad))], dtype=torch.float64)
-        self._rank.comm.all_reduce(sums)
+        self._workers.all_reduce(sums)
         if sums[1]:
             self._train_loss = float(sums[0] / sums[1])
         return self._train_loss, bool(sums[2])
@@ -170,25 +259,24 @@ class Loop:
         with self._rank.clock.paused(), self._real.paused():
             apart = self._model.replica - self._consensus(final=False)
             square = apart.double().square().sum().reshape(1).cpu()
-            self._rank.comm.all_reduce(square, "mean")
+            self._workers.all_reduce(square, "mean")
             if not square > 0:
                 return {"consensus_distance": 0.0}
             metric = float(self._test_sums(torch.arange(len(self._test)))[1]) / len(self._test)
-            self._rank.comm.barrier()
+            self._workers.barrier()
             return {"consensus_distance": _json(float(square.sqrt())), "own_metric": _json(metric)}
 
     def _consensus(self, final: bool) -> Tensor:
         """The mean of the replicas; at the end they are all the same."""
         replica = self._model.replica
-        if final or self._rank.comm.size == 1:
+        if final or self._workers.size == 1:
             return replica
         mean = replica.clone()
-        self._rank.comm.all_reduce(mean, "mean")
+        self._workers.all_reduce(mean, "mean")
         return mean
 
-    def _record(self, now: float, train_loss: float, test_loss: float, metric: float) -> None:
+    def _record(self, step: int, now: float, train_loss: float, test_loss: float, metric: float) -> None:
         """A point of the learning curve."""
-        step = self._worker.step
         if self._curve and self._curve[-1]["step"] == step:
             return
         point = {
@@ -205,7 +293,7 @@ class Loop:
 
     def _evaluate(self, replica: Tensor) -> tuple[float, float]:
         """Mean loss and metric of `replica` on the test samples, of which each rank takes a share."""
-        comm, own = self._rank.comm, self._model.replica
+        comm, own = self._workers, self._model.replica
         saved = own.clone()
         own.copy_(replica)
         sums = self._test_sums(torch.arange(len(self._test))[comm.rank :: comm.size])

@@ -40,6 +40,8 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
     chosen = strategies.make(strategy)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
+    if chosen.server_ranks():
+        raise UserError(f"strategy {chosen.name} needs server ranks, which join does not have; use hocket.fit")
     chosen.check(rank.comm.size)
     team = Team(rank, chosen, seed)
     try:

@@ -22,7 +22,7 @@ from hocket.core.status import Status
 from hocket.core.vector import FlatModel
 from hocket.display import Display, Silent
 from hocket.engines import Listener, Program, engine, mpi
-from hocket.loop import Loop, device_of
+from hocket.loop import device_of, run_rank
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result, Verdict, staleness_summary, versions
 from hocket.spec import RunSpec, find_name, load_task
@@ -56,14 +56,15 @@ def train(
             f"strategy {strategy.name} needs {', '.join(sorted(missing))}, which engine {chosen.name} lacks; "
             f"use --engine {' or '.join(able)}"
         )
-    chosen.check(spec.workers)
+    ranks = spec.workers + strategy.server_ranks()
+    chosen.check(ranks)
     device_of(spec.device, 0)
     train_samples, test_samples = task.load()
     _check_batch(spec, len(train_samples))
     _check_model(spec, task)
 
     def in_this_process(rank: Rank) -> Any:
-        return Loop(rank, spec, task, train_samples, test_samples).run()
+        return run_rank(rank, spec, task, train_samples, test_samples)
 
     main: Callable[[Rank], Any] = in_this_process
     if chosen.starts_processes():
@@ -80,7 +81,7 @@ def train(
     steps = spec.steps or Shards(len(train_samples), spec.workers, spec.batch, spec.seed).steps * (spec.epochs or 1)
     recorder.begin(_title(spec, reason), steps)
     with _torch_as_it_was():
-        return recorder.record(lambda: chosen.run(main, spec.workers or 1, recorder))
+        return recorder.record(lambda: chosen.run(main, ranks, recorder))
 
 
 @contextmanager
@@ -106,6 +107,10 @@ def _check_model(spec: RunSpec, task: Task) -> None:
     model = FlatModel(task.build_model(spec.seed))
     try:
         optim.make(spec.optimizer, model, spec.lr, spec.momentum)
+        if spec.make_strategy().server_ranks():
+            optim.make_flat(spec.optimizer, model.x, model.g, spec.lr, spec.momentum)
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"optimizer {spec.optimizer}: {error}") from error
 
@@ -195,8 +200,8 @@ class Recorder(Listener):
         self._display.note(line)
 
     def tick(self, statuses: Sequence[Status]) -> None:
-        self._statuses = statuses
-        self._display.update(statuses)
+        self._statuses = statuses[: self._spec.workers]  # servers have no progress of their own
+        self._display.update(self._statuses)
 
     def failed(self, failure: RankFailed) -> None:
         self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
@@ -209,12 +214,14 @@ class Recorder(Listener):
         if self._folder:
             self._folder.finish(record)
 
-    def _finished(self, reports: list[dict[str, Any]]) -> Result:
+    def _finished(self, everyone: list[dict[str, Any]]) -> Result:
+        assert self._spec.workers
+        reports, servers = everyone[: self._spec.workers], everyone[self._spec.workers :]
         first = reports[0]
         histogram: Counter[int] = Counter()
-        for report in reports:
+        for report in servers or reports:  # where there are servers, updates happen there
             histogram.update({int(k): v for k, v in report["staleness"].items()})
-        if self._folder and (dropped := sum(r["dropped_events"] for r in reports)):
+        if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": f"trace={self._spec.trace}"})
         keys = (
             "seconds",
@@ -236,7 +243,7 @@ class Recorder(Listener):
             samples_per_s=sum(r["samples"] for r in reports) / max(first["seconds"], 1e-9),
             steps=first["steps"],
             epochs=first["epochs"],
-            bytes_sent=sum(r["bytes_sent"] for r in reports),
+            bytes_sent=sum(r["bytes_sent"] for r in everyone),
             staleness=staleness_summary(histogram),
             per_worker=[{k: r[k] for k in keys if k in r} for r in reports],
             consensus_distance=first["consensus_distance"],

@@ -16,7 +16,7 @@ from hocket.core.errors import UserError
 from hocket.core.message import Message
 from hocket.core.vector import FlatModel, Gradient
 from hocket.core.worker import Worker
-from hocket.loop import Loop
+from hocket.loop import Loop, serve
 from hocket.spec import RunSpec
 from hocket.strategies import strategy
 from hocket.tasks import Task
@@ -42,17 +42,26 @@ def norm_model() -> nn.Module:
 
 
 TINY = Task(model=tiny_model, data=lambda: (tiny_data(), tiny_data()), batch=BATCH, epochs=EPOCHS, lr=0.1)
-NORM = Task(model=norm_model, data=lambda: (tiny_data(60), tiny_data()), batch=2, epochs=1, lr=0.1)
-"""With BatchNorm, whose statistics are no gradients. 60 samples: BatchNorm refuses batches of one."""
+NORM = Task(model=norm_model, data=lambda: (tiny_data(120), tiny_data()), batch=2, epochs=1, lr=0.1)
+"""With BatchNorm, whose statistics are no gradients. 120 samples: BatchNorm refuses batches of one."""
 
 
 def spec(workers: int, **settings: Any) -> RunSpec:
     return RunSpec(task="tiny", engine="threads", workers=workers, **settings)
 
 
-def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float]:
-    """The replica (parameters and buffers) that this rank ends with."""
-    loop = Loop(rank, wanted.resolved(task), task, *task.load())
+def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float] | None:
+    """The replica (parameters and buffers) that this rank ends with; None on a server."""
+    servers = wanted.make_strategy().server_ranks()
+    wanted = dataclasses.replace(wanted, workers=rank.comm.size - servers).resolved(task)
+    group = rank.comm
+    if servers:
+        is_server = rank.comm.rank >= wanted.workers
+        group = rank.comm.split(is_server)
+        if is_server:
+            serve(rank, group, wanted, task, 1)
+            return None
+    loop = Loop(rank, group, wanted, task, *task.load())
     loop.run()
     return loop._model.replica.tolist()
 
@@ -73,9 +82,17 @@ def own_loop(rank: Rank, name: str) -> list[float]:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
 
 
-def usable(name: str, workers: int) -> bool:
+def has_servers(name: str) -> bool:
+    return strategy.make(name).server_ranks() > 0
+
+
+def usable(name: str, ranks: int) -> bool:
+    """Whether so many ranks can run it."""
+    chosen = strategy.make(name)
+    if ranks - chosen.server_ranks() < 1:
+        return False
     try:
-        strategy.make(name).check(workers)
+        chosen.check(ranks - chosen.server_ranks())
     except UserError:
         return False
     return True
@@ -193,10 +210,14 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
         found["complete"] = trained(rank, TINY, spec(n, strategy="gossip:graph=complete", seed=3, steps=1))
         found["one-step"] = trained(rank, TINY, spec(n, strategy="allreduce", seed=3, steps=1))
         found["mixing"] = mixing_facts(rank)
+    for text in ("server:mode=sync", "server:mode=ssp,slack=0", "server:mode=sync,servers=2", "server:mode=async"):
+        if usable(text, n):
+            found[text] = trained(rank, TINY, spec(n, strategy=text, seed=3))
     for name in strategy:
         if usable(name, n):
             found[f"fit/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3))
-            found[f"own/{name}"] = own_loop(rank, name)
+            if not has_servers(name):
+                found[f"own/{name}"] = own_loop(rank, name)
             found[f"norm/{name}"] = trained(rank, NORM, spec(n, strategy=name, seed=3))
     return found
 

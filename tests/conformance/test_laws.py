@@ -56,17 +56,17 @@ def test_local_sgd_at_every_step_is_allreduce(name: str, size: int) -> None:
 def test_replicas_end_bit_equal(name: str, size: int) -> None:
     first, *others = facts(name, size)
     trained = [k for k in first if k not in ("comm", "mixing")]
-    assert len(trained) >= 3 * sum(laws.usable(s, size) for s in strategy)
+    assert len(trained) >= 2 * sum(laws.usable(s, size) for s in strategy)
     for other in others:
         for key in trained:
-            assert other[key] == first[key], key
+            assert other[key] is None or other[key] == first[key], key
 
 
 @every_engine_and_size
 def test_the_users_own_loop_is_fit(name: str, size: int) -> None:
     for rank in facts(name, size):
         for s in strategy:
-            if laws.usable(s, size):
+            if laws.usable(s, size) and not laws.has_servers(s):
                 assert close(rank[f"own/{s}"], rank[f"fit/{s}"]), s
 
 
@@ -117,6 +117,18 @@ def test_gossip_keeps_the_mean_and_finds_consensus(name: str, size: int) -> None
         values = [r["mixing"][text][0] for r in ranks]
         assert max(values) - min(values) < 0.01
         assert min(values) >= 0 and max(values) <= size - 1
+
+
+@every_engine_and_size
+@pytest.mark.parametrize("text", ["server:mode=sync", "server:mode=ssp,slack=0", "server:mode=sync,servers=2"])
+def test_a_synchronous_server_is_allreduce(name: str, size: int, text: str) -> None:
+    """And so is a stale-synchronous one without slack: every gradient of a step is in before anyone reads."""
+    if not laws.usable(text, size):
+        return
+    servers = strategy.make(text).server_ranks()
+    serial = laws.reference(size - servers, seed=3)
+    for rank in facts(name, size)[: size - servers]:
+        assert close(rank[text], serial)
 
 
 @every_engine_and_size

@@ -98,8 +98,9 @@ def test_lamb_by_hand() -> None:
 
 @pytest.mark.parametrize("name", optim.LAYERWISE)
 def test_layerwise_optimizers_run_under_a_strategy(name: str) -> None:
+    text = "lars:eta=0.02" if name == "lars" else name
     result = hocket.fit(
-        "digits", strategy="local-sgd:every=4,momentum=average", engine="sim", workers=3, optimizer="lars:eta=0.02" if name == "lars" else name,
+        "digits", strategy="local-sgd:every=4,momentum=average", engine="sim", workers=3, optimizer=text,
         lr=1.0 if name == "lars" else 0.02, warmup=2, epochs=20, progress=False,
     )  # fmt: skip
     assert result.test_accuracy is not None

@@ -24,6 +24,10 @@ class Shards:
         size = self._workers * self._batch
         return order[step * size : (step + 1) * size]
 
+    def of(self, step: int) -> int:
+        """Samples of all workers together in this step of an epoch."""
+        return min(self._workers * self._batch, self._samples - step * self._workers * self._batch)
+
     def order(self, epoch: int) -> Tensor:
         """All samples, shuffled: the same for every worker."""
         return _order(self._samples, self._seed, epoch)

@@ -24,6 +24,8 @@ class Gradient:
 
     flat: Weighted
     samples: float
+    of: float = 0.0
+    """Samples of all workers' batches of this step together, where they are known."""
 
     @property
     def vector(self) -> Tensor:

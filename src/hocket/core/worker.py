@@ -13,6 +13,7 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 from hocket.core.registry import Registry
+from hocket.core.server import Server
 from hocket.core.vector import FlatModel, Gradient, Weighted
 
 Steps = Generator[None, Gradient | None, None]
@@ -27,6 +28,19 @@ class Strategy(ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     """What it asks of an engine."""
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether the workers take their steps together, so that all can meet at the end of an epoch."""
+        return True
+
+    def server_ranks(self) -> int:
+        """How many ranks it needs beside the workers."""
+        return 0
+
+    def server(self, s: Server) -> None:
+        """The life of a server rank, for a strategy that has any."""
+        raise AssertionError(f"{self.name} has no servers")
 
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
@@ -50,8 +64,11 @@ class Worker:
         optimizer: torch.optim.Optimizer,
         seed: int,
         optimizer_step: Callable[[], object],
+        world: Comm | None = None,
     ) -> None:
         self.comm, self.clock = comm, clock
+        self.world = world or comm
+        """The workers, numbered as in `comm`, and the servers behind them."""
         self.rank, self.size = comm.rank, comm.size
         self.all_reduce: Callable[[Tensor], None] = comm.all_reduce
         """How gradients and replicas are summed; a strategy may put another algorithm in its place."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.core.errors import UserError
 from hocket.core.registry import convert, unknown
@@ -66,13 +66,24 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 def make(text: str, model: FlatModel, lr: float, momentum: float) -> torch.optim.Optimizer:
     """The optimizer; where it can be, on one parameter that is the whole flat vector: few, large operations a step."""
+    if parse(text)[0] in ELEMENTWISE:
+        return make_flat(text, model.x, model.g, lr, momentum)
+    return _make(text, model.parameters, lr, momentum)
+
+
+def make_flat(text: str, x: Tensor, g: Tensor, lr: float, momentum: float) -> torch.optim.Optimizer:
+    """The optimizer of a vector, or of a part of one, whose shapes are not known."""
+    if (name := parse(text)[0]) not in ELEMENTWISE:
+        raise UserError(f"a server cannot run optimizer {name}, which looks at whole layers; use sgd or adam")
+    flat = nn.Parameter(x)
+    flat.grad = g
+    return _make(text, [flat], lr, momentum)
+
+
+def _make(text: str, parameters: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.Optimizer:
     name, chosen = parse(text)
     if momentum:
         chosen["momentum"] = momentum
-    parameters = model.parameters
-    if name in ELEMENTWISE:
-        parameters = [nn.Parameter(model.x)]
-        parameters[0].grad = model.g
     # Built through Any: the constructors share no signature.
     cls: Any = OPTIMIZERS[name]
     optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
