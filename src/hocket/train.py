@@ -57,7 +57,7 @@ def train(
             f"use --engine {' or '.join(able)}"
         )
     ranks = spec.workers + strategy.server_ranks()
-    chosen.check(ranks)
+    chosen.check(spec.workers)
     device_of(spec.device, 0)
     train_samples, test_samples = task.load()
     _check_batch(spec, len(train_samples))

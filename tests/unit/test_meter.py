@@ -201,7 +201,7 @@ class TestRuns:
         steps, all_reduce_s = 4, 2 * 2 * 0.001 + 2 * (2 / 3) * VECTOR * 1e-3
         assert result.steps == steps
         for number, worker in enumerate(result.per_worker):
-            slow = number == 2
+            slow = number == 1
             assert worker["compute"] == pytest.approx(steps * (0.006 if slow else 0.002))
             assert worker["waiting"] == pytest.approx(0.0 if slow else steps * 0.004)
             assert worker["communication"] == pytest.approx(steps * all_reduce_s)

@@ -36,7 +36,7 @@ class Sim(Engine):
     latency: str = "50us"
     bandwidth: str = "10Gbit"
     stragglers: str = ""
-    """`1x3`: one worker (the last) is three times slower; `1x3+2x1.5` adds two more."""
+    """`1x3`: one worker (rank 1) is three times slower; `1x3+2x1.5` adds two more (ranks 2 and 3)."""
     ties: int = 0
     """Seed for the order of simultaneous events; 0 is rank order."""
     seed: int = 0
@@ -93,10 +93,11 @@ class SimWorld(World):
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
         self._compute = [compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)]
         self._slow = [1.0] * size
-        last = size
+        after = 1  # rank 0 last, if it comes to that: servers stand behind the workers and do not compute
         for count, factor in sim.slowdowns(size):
-            self._slow[last - count : last] = [factor] * count
-            last -= count
+            for rank in range(after, after + count):
+                self._slow[rank % size] = factor
+            after += count
         self._tie = random.Random(sim.ties).random if sim.ties else lambda: 0.0
 
         self.now_s = [0.0] * size
