@@ -260,6 +260,50 @@ def _summary(result: Result) -> None:
 
 
 @app.command()
+def compare(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task, or path/to/file.py:task.")],
+    strategy: Annotated[list[str], typer.Option("--strategy", "-s", help="A strategy; give it several times.")],
+    workers: Annotated[str, typer.Option("--workers", "-n", help="Numbers of workers, such as 1,2,4.")] = "2",
+    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from 0 on.")] = 3,
+    engine: Annotated[str | None, typer.Option(help="The engine. [mpi where it can start]", **_OPTIONS)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data. [the task's]", **_OPTIONS)] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step of each worker. [the task's]", **_OPTIONS)] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [the task's]", **_OPTIONS)] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum. [the task's]", **_OPTIONS)] = None,
+    target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with data sets.", **_OPTIONS)] = None,
+    sim: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs. [runs/compare-TASK-TIME]", **_OPTIONS)] = None,
+) -> None:
+    """Compare strategies on one task: interleaved runs, medians with spread, and which was fastest to the target."""
+    from rich.console import Console
+
+    from hocket.core.errors import UserError
+    from hocket.display import choose
+    from hocket.lab import compare as lab
+    from hocket.spec import RunSpec
+
+    try:
+        counts = [int(word) for word in workers.split(",")]
+    except ValueError:
+        raise UserError(f"--workers must be numbers such as 1,2,4; got {workers!r}") from None
+    if min(counts) < 1 or seeds < 1:
+        raise UserError("--workers and --seeds must be 1 or more")
+    values = dict(
+        task=task, engine=engine, epochs=epochs, batch=batch, lr=lr, momentum=momentum, target=target, data=data,
+        sim=_pairs(sim or [], "--sim"),
+    )  # fmt: skip
+    spec = RunSpec.from_mapping(values)
+    folder = out or _default_out(RunSpec(f"compare-{Path(task.rpartition(':')[0] or task).stem}", strategy="runs"))
+    rows = lab.compare(spec, strategy, counts, seeds, folder, choose(quiet=False))
+    Console(highlight=False).print(lab.table(rows))
+    print(lab.verdict(rows))
+    print(f"record: {folder}")
+
+
+@app.command()
 def demo(
     engine: Annotated[
         str | None, typer.Option(help="mpi, torch or threads. [mpi where it can start]", **_OPTIONS)

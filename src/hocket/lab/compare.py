@@ -1,0 +1,142 @@
+"""`hocket compare`: several strategies on one task, interleaved, in one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hocket.core.errors import UserError
+from hocket.display import Display
+from hocket.measure.result import Result
+from hocket.spec import RunSpec
+from hocket.strategies import strategy
+from hocket.train import train
+
+
+@dataclass
+class Row:
+    """All runs of one strategy with one number of workers."""
+
+    strategy: str
+    workers: int
+    runs: list[Result]
+
+    def values(self, key: str) -> list[float]:
+        found = [getattr(run, key) for run in self.runs]
+        return [value for value in found if value is not None]
+
+    @property
+    def time_to_target(self) -> float | None:
+        """The median, if every run reached the target."""
+        times = self.values("time_to_target")
+        return statistics.median(times) if len(times) == len(self.runs) else None
+
+    @property
+    def seconds(self) -> list[float]:
+        return [run.seconds if run.virtual_seconds is None else run.virtual_seconds for run in self.runs]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "strategy": self.strategy,
+            "workers": self.workers,
+            "seconds": self.seconds,
+            "samples_per_s": self.values("samples_per_s"),
+            "test_metric": [run.test_metric for run in self.runs],
+            "time_to_target": [run.time_to_target for run in self.runs],
+            "bytes_sent": self.values("bytes_sent"),
+            "verdicts": [run.verdict for run in self.runs],
+            "folders": [run.out for run in self.runs],
+        }
+
+
+def compare(
+    spec: RunSpec, strategies: Sequence[str], workers: Sequence[int], seeds: int, out: Path, display: Display
+) -> list[Row]:
+    """Run every strategy with every number of workers and every seed, taking turns, so that a busy moment of
+    the machine hits all alike. Writes a folder a run and compare.json."""
+    pairs = [(name, n) for name in strategies for n in workers if _possible(name, n)]
+    if not pairs:
+        raise UserError("none of these strategies runs with these numbers of workers; see --workers")
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+    rows = [Row(name, n, []) for name, n in pairs]
+    for seed in range(spec.seed, spec.seed + seeds):
+        for row in rows:
+            chosen = dataclasses.replace(spec, strategy=row.strategy, workers=row.workers, seed=seed)
+            name = f"{row.strategy.replace(':', '-').replace(',', '-').replace('=', '')}-{row.workers}-seed{seed}"
+            row.runs.append(train(chosen, out=out / name, display=display))
+            record = {"task": spec.task, "rows": [r.to_json() for r in rows if r.runs]}
+            (out / "compare.json").write_text(json.dumps(record, indent=1) + "\n")
+    return rows
+
+
+def _possible(name: str, workers: int) -> bool:
+    """Serial runs with one worker whatever numbers are compared; options that are wrong are refused, not skipped."""
+    if name.partition(":")[0] == "serial":
+        return workers == 1
+    if name.partition(":")[0] == "gossip" and workers == 1:
+        return False
+    strategy.make(name).check(workers)
+    return True
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Medians, and in brackets the smallest and the largest."""
+    first = rows[0].runs[0]
+    clock = "seconds" if first.virtual_seconds is None else "virtual s"
+    to_target = f"to {first.target:g}" if first.target is not None else "to target"
+    found = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("strategy", "n", clock, "samples/s", f"test {first.metric}", to_target, "MB sent"):
+        found.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
+    for row in rows:
+        reached = row.time_to_target
+        found.add_row(
+            row.strategy,
+            str(row.workers),
+            _spread(row.seconds, ".3g"),
+            f"{statistics.median(row.values('samples_per_s')):,.0f}",
+            _spread(row.values("test_metric"), ".4f"),
+            "–" if reached is None else f"{reached:.3g}",
+            f"{statistics.median(row.values('bytes_sent')) / 1e6:,.1f}",
+        )
+    return found
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "–"
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} [{format(min(values), form)} {format(max(values), form)}]"
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """In words: which was the fastest to the target here, and by how much."""
+    target = rows[0].runs[0].target
+    if target is None:
+        return "The task has no target; give one with --target to see which strategy reaches it first."
+    reached = sorted((row.time_to_target, i) for i, row in enumerate(rows) if row.time_to_target is not None)
+    if not reached:
+        return f"No strategy reached {target:g} in every run."
+    best = rows[reached[0][1]]
+    line = f"Fastest to {target:g} here: {best.strategy} with {_workers(best.workers)}, {reached[0][0]:.3g} s"
+    if len(reached) > 1:
+        second = rows[reached[1][1]]
+        times = reached[1][0] / max(reached[0][0], 1e-12)
+        line += f", {times:.2f} times as fast as the next, {second.strategy} with {_workers(second.workers)}"
+    serial = next((row for row in rows if row.strategy == "serial"), None)
+    if serial is not None and serial.time_to_target is not None and best is not serial:
+        line += f", and {serial.time_to_target / max(reached[0][0], 1e-12):.2f} times as fast as serial"
+    return line + "."
+
+
+def _workers(n: int) -> str:
+    return "1 worker" if n == 1 else f"{n} workers"

@@ -1,0 +1,69 @@
+"""Elastic averaging, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.core.comm import Rank
+from hocket.core.server import Server
+from hocket.core.vector import FlatModel, Gradient
+from hocket.core.worker import Worker
+from hocket.engines import Listener, engine
+from hocket.strategies import strategy
+
+
+def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
+    """Replicas that start at 1, 2, ... and take no steps of their own are pulled to and fro."""
+    chosen = strategy.make(f"elastic:every=1,beta=0.6,order={order}")
+    if rank.comm.rank == workers:
+        group, x = rank.comm.split(1), torch.zeros(1)
+        assert group.size == 1
+        chosen.server(Server(rank.comm, workers, x, torch.zeros(1), lambda: None, lambda *_, **__: None))
+        return x.item()
+    model = FlatModel(nn.Linear(1, 1, bias=False))
+    model.x.fill_(rank.comm.rank + 1.0)
+    optimizer = torch.optim.SGD(model.parameters, lr=0.0)
+    worker = Worker(rank.comm.split(0), rank.clock, model, optimizer, 0, optimizer.step, rank.comm)
+    steps = chosen.worker(worker)
+    next(steps)
+    for _ in range(rounds):
+        worker.step += 1
+        steps.send(Gradient(model.gradient, 1))
+    x = model.x.item()
+    try:
+        steps.send(None)
+    except StopIteration:
+        pass
+    return x
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_alpha_is_beta_over_the_workers(workers: int) -> None:
+    """In turn, d = alpha (x_i - c): x_i -= d, c += d, with alpha = beta / p."""
+
+    def main(rank: Rank) -> Any:
+        return pulls(rank, 4, workers, "round-robin")
+
+    *found, centre_found = engine.make("sim").run(main, workers + 1, Listener())
+    alpha, centre, x = 0.6 / workers, 0.0, [i + 1.0 for i in range(workers)]
+    for _ in range(4):
+        for i in range(workers):
+            d = alpha * (x[i] - centre)
+            x[i], centre = x[i] - d, centre + d
+    assert found == pytest.approx(x, rel=1e-5)
+    assert centre_found == pytest.approx(centre, rel=1e-5)
+
+
+@pytest.mark.parametrize("order", ["async", "round-robin"])
+def test_a_slow_worker_and_finished_ones_hold_nobody_up_for_ever(order: str) -> None:
+    result = hocket.fit(
+        "digits", strategy=f"elastic:order={order}", engine="sim", workers=4, epochs=10, progress=False,
+        sim={"stragglers": "1x5"},
+    )  # fmt: skip
+    assert result.test_accuracy is not None
+    assert result.test_accuracy > 0.9
