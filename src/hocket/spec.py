@@ -160,6 +160,7 @@ class RunSpec:
         chosen = parse_options(cls, f"engine {name}", rest)
         fields = {f.name for f in dataclasses.fields(typing.cast(Any, cls))}
         own = {"deadline": self.deadline, "hosts": self.hosts, "mpiexec": self.mpiexec, "seed": self.seed}
+        own["workers"] = self.workers or 0
         given = {k: v for k, v in own.items() if k in fields and v != ""}
         if name == "sim":
             chosen |= parse_options(cls, "sim", ",".join(f"{k}={v}" for k, v in self.sim.items()))

@@ -40,6 +40,8 @@ class Sim(Engine):
     ties: int = 0
     """Seed for the order of simultaneous events; 0 is rank order."""
     seed: int = 0
+    workers: int = 0
+    """Ranks that compute, and may be slow; those behind them serve. 0 is all."""
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
 
     def __post_init__(self) -> None:
@@ -93,10 +95,10 @@ class SimWorld(World):
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
         self._compute = [compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)]
         self._slow = [1.0] * size
-        after = 1  # rank 0 last, if it comes to that: servers stand behind the workers and do not compute
+        after = 1  # rank 0 comes last: it is the one that people look at
         for count, factor in sim.slowdowns(size):
             for rank in range(after, after + count):
-                self._slow[rank % size] = factor
+                self._slow[rank % (sim.workers or size)] = factor
             after += count
         self._tie = random.Random(sim.ties).random if sim.ties else lambda: 0.0
 

@@ -90,19 +90,20 @@ def _possible(name: str, workers: int) -> bool:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Medians, and in brackets the smallest and the largest."""
+    """Medians, and half of what lies between the smallest and the largest."""
     first = rows[0].runs[0]
     clock = "seconds" if first.virtual_seconds is None else "virtual s"
     to_target = f"to {first.target:g}" if first.target is not None else "to target"
     found = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("strategy", "n", clock, "samples/s", f"test {first.metric}", to_target, "MB sent"):
-        found.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
+        is_name = column == "strategy"
+        found.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     for row in rows:
         reached = row.time_to_target
         found.add_row(
             row.strategy,
             str(row.workers),
-            _spread(row.seconds, ".3g"),
+            _spread(row.seconds, ".3f"),
             f"{statistics.median(row.values('samples_per_s')):,.0f}",
             _spread(row.values("test_metric"), ".4f"),
             "–" if reached is None else f"{reached:.3g}",
@@ -115,7 +116,7 @@ def _spread(values: Sequence[float], form: str) -> str:
     if not values:
         return "–"
     middle = format(statistics.median(values), form)
-    return middle if len(values) == 1 else f"{middle} [{format(min(values), form)} {format(max(values), form)}]"
+    return middle if len(values) == 1 else f"{middle} ±{format((max(values) - min(values)) / 2, form)}"
 
 
 def verdict(rows: Sequence[Row]) -> str:
