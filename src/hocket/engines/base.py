@@ -81,6 +81,11 @@ class Engine(ABC):
 engine: Registry[Engine] = Registry("engine", "engines")
 
 
+def operation_of(error: BaseException, status: Status) -> str:
+    """What a rank was doing when it failed; an error that knows better says so."""
+    return str(getattr(error, "operation", status.operation))
+
+
 def first_failure(failures: Sequence[RankFailed]) -> RankFailed:
     """The failure that explains the others: the first, but for those that only tell of another rank's end."""
 

@@ -21,7 +21,7 @@ from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, reduce_in_o
 from hocket.core.errors import Aborted, RankFailed
 from hocket.core.message import Message
 from hocket.core.status import Status
-from hocket.engines.base import TICK_S, Listener, Main, first_failure
+from hocket.engines.base import TICK_S, Listener, Main, first_failure, operation_of
 
 current = threading.local()
 """`current.rank` is the Rank of the thread that asks, where it is one."""
@@ -288,7 +288,7 @@ def run_threads(world: World, main: Main, listener: Listener) -> list[Any]:
             results[number] = main(rank)
         except BaseException as error:  # a rank that fails must not leave the others waiting
             reason = f"{type(error).__name__}: {error}"
-            failures.append(RankFailed(number, status.operation, reason, traceback.format_exc()))
+            failures.append(RankFailed(number, operation_of(error, status), reason, traceback.format_exc()))
             world.abort()
         finally:
             world.thread_ended(number)

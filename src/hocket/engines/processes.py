@@ -26,7 +26,7 @@ from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.engines import local
-from hocket.engines.base import TICK_S, Listener, Main, Program, first_failure
+from hocket.engines.base import TICK_S, Listener, Main, Program, first_failure, operation_of
 
 _GRACE_S = 10.0  # for processes to leave after their last word
 _START_S = 60.0  # at least, for all ranks to load their libraries and find each other
@@ -231,7 +231,8 @@ def run_started(link: Link, start: dict[str, Any]) -> int:
         return 0
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        word = {"operation": status.operation, "reason": reason, "traceback": traceback.format_exc()}
+        operation = operation_of(error, status)
+        word = {"operation": operation, "reason": reason, "traceback": traceback.format_exc()}
         link.tell("error", word)
         return 1
 
