@@ -52,14 +52,7 @@ class Registry(Generic[T]):
         for name in self:
             cls = self._classes[name]
             doc = (cls.__doc__ or "").strip().partition("\n")[0]
-            hints = typing.get_type_hints(cls)
-            yield name, ", ".join(_shown(option, hints[option.name]) for option in options(cls)), doc
-
-
-def _shown(option: dataclasses.Field[Any], hint: Any) -> str:
-    """`option=default`, or all of its choices with the default first."""
-    choices = [c for c in typing.get_args(hint) if c != option.default] if typing.get_origin(hint) is Literal else []
-    return f"{option.name}={'|'.join(map(str, [option.default, *choices]))}"
+            yield name, ", ".join(f"{o.name}={o.default}" for o in options(cls)), doc
 
 
 def options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
