@@ -37,6 +37,7 @@ def fit(
     optimizer: str | None = None,
     warmup: float = 0.0,
     scale_lr: bool = False,
+    lr_decay: float | None = None,
     seed: int = 0,
     target: float | None = None,
     data: str | Path | None = None,
@@ -59,8 +60,8 @@ def fit(
         raise StopLoading
     settings = dict(
         strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
-        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, seed=seed, target=target,
-        data=str(data) if data else None,
+        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, lr_decay=lr_decay,
+        seed=seed, target=target, data=str(data) if data else None,
         device=device, deadline=deadline, trace=trace, hosts=hosts, mpiexec=mpiexec, sim=sim or {},
     )  # fmt: skip
     name = task if isinstance(task, str) else ""

@@ -104,7 +104,7 @@ def train(
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help="How workers agree, such as local-sgd:every=16. [allreduce]", **_OPTIONS),
+        typer.Option("--strategy", "-s", help="How workers agree, such as local-sgd:every=16. [allreduce]", **_OPTIONS),
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers. [2]", **_OPTIONS)] = None,
     engine: Annotated[
@@ -123,6 +123,9 @@ def train(
     ] = None,
     scale_lr: Annotated[
         bool | None, typer.Option("--scale-lr", help="Multiply the learning rate by the number of workers.", **_OPTIONS)
+    ] = None,
+    lr_decay: Annotated[
+        float | None, typer.Option(help="What the learning rate is multiplied by after every epoch.", **_OPTIONS)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data order and initial weights. [0]", **_OPTIONS)] = None,
     target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
@@ -163,8 +166,8 @@ def train(
     """Train a task under a strategy."""
     flags = dict(
         strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
-        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, seed=seed, target=target,
-        data=data, device=device,
+        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, lr_decay=lr_decay,
+        seed=seed, target=target, data=data, device=device,
         deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
     )  # fmt: skip
     from hocket.core.environment import launched_rank, launched_size

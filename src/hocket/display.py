@@ -80,7 +80,7 @@ class Plain:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + PLAIN_S
-        step = min(s.step for s in statuses)
+        step = mean_step(statuses)
         done = f"{100 * step / self._steps:.0f} %" if self._steps else ""
         self.note(f"step {step}/{self._steps} ({done}), {rate:,.0f} samples/s{self._metric}")
 
@@ -119,7 +119,7 @@ class Terminal:
 
     def update(self, statuses: Sequence[Status]) -> None:
         rate = self._rates.update(statuses)
-        self._progress.update(self._bar, completed=min(s.step for s in statuses))
+        self._progress.update(self._bar, completed=mean_step(statuses))
         name, value, loss = self._metric
         lines = Table.grid(padding=(0, 2))
         lines.add_row("loss", loss, f"test {name}", value, f"{rate:,.0f} samples/s")
@@ -143,6 +143,11 @@ class Terminal:
 
     def end(self) -> None:
         self._live.stop()
+
+
+def mean_step(statuses: Sequence[Status]) -> int:
+    """How far a run is: where workers do not meet, some take more steps than others."""
+    return sum(s.step for s in statuses) // len(statuses)
 
 
 def _number(value: float | None) -> str:

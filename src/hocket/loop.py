@@ -19,6 +19,7 @@ from hocket.core.vector import FlatModel, Gradient
 from hocket.core.worker import Steps, Worker
 from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
+from hocket.rate import Rate
 from hocket.spec import RunSpec, load_task
 from hocket.tasks import SampleSet, Task
 
@@ -43,10 +44,10 @@ def serve(rank: Rank, servers: Comm, spec: RunSpec, task: Task, steps_per_epoch:
     """The life of a server rank: a part of the vector, and the strategy's server."""
     assert spec.workers and spec.lr and spec.optimizer and spec.momentum is not None
     model = FlatModel(task.build_model(spec.seed))
-    begin_together(rank, model)
     x = parts(model.x, servers.size)[servers.rank]
     g = torch.zeros_like(x)
     optimizer = optim.make_flat(spec.optimizer, x, g, spec.lr, spec.momentum)
+    begin_together(rank, model)
     strategy = spec.make_strategy()
     rate = Rate(spec, optimizer, steps_per_epoch)
     updates_per_step = 1 if strategy.lockstep else spec.workers
@@ -65,7 +66,7 @@ def serve(rank: Rank, servers: Comm, spec: RunSpec, task: Task, steps_per_epoch:
         descend()
         rank.status.step += 1
 
-    server = Server(comm, spec.workers, x, g, step, log)
+    server = Server(comm, rank.clock, spec.workers, x, g, step, log)
     strategy.server(server)
     seconds = rank.clock.now() - began_s
     rank.tell("events", {"events": trace.take()}, b"")
@@ -120,6 +121,7 @@ class Loop:
         self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed, step, world)
         self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
+        """Steps of this run, if all workers took equally many."""
         self._losses: list[tuple[Tensor, int, int]] = []
         """Loss, samples and number of each step of this epoch; left on the device, since asking would wait."""
         self._rate = Rate(spec, optimizer, self._shards.steps)
@@ -133,6 +135,7 @@ class Loop:
         rank, worker, clock = self._rank, self._worker, self._rank.clock
         if self._device.type == "cpu":
             torch.set_num_threads(1)  # or the speed-up over one worker is fake
+        self._pool = None if self._strategy.lockstep else self._workers.counter()
         begin_together(rank, self._model)
         # For dropout and the like; after the barrier, since ranks that are threads share torch's generator.
         torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)
@@ -140,9 +143,9 @@ class Loop:
         self._real = RealClock()
         steps = self._strategy.worker(worker)
         next(steps)
-        for _ in self._epochs(steps):
+        for done in self._epochs(steps):
             if not self._strategy.lockstep:
-                self._remember()
+                self._remember(done)
             elif self._pulse(final=False):
                 break
         # Where workers do not meet, one that is done must say so before it waits for the others.
@@ -155,42 +158,64 @@ class Loop:
         self._pulse(final=True)
         seconds, real_seconds = clock.now() - began_s, self._real.now()
         with clock.paused():
+            if self._pool:
+                self._pool.close()
             self._comm.settle()
             if rank.comm.rank == 0:
                 self._tell_model()
             return self._report(seconds) | own | {"real_seconds": real_seconds}
 
-    def _epochs(self, steps: Steps) -> Iterator[None]:
-        """Feed the strategy; pause after each epoch but the last."""
+    def _assignments(self) -> Iterator[tuple[int, int, int]]:
+        """The epoch, step and share of each batch that this worker computes.
+
+        Where all take their steps together, each has its own share. Else there is one pool of batches, in the same
+        order: who is fast takes more of them.
+        """
+        total, steps, workers = self._total_steps, self._shards.steps, self._worker.size
+        if self._strategy.lockstep:
+            for step in range(total):
+                yield step // steps, step % steps, self._worker.rank
+            return
+        assert self._pool is not None
+        while (ticket := self._pool.take()) < total * workers:
+            step, share = divmod(ticket, workers)
+            yield step // steps, step % steps, share
+
+    def _epochs(self, steps: Steps) -> Iterator[int]:
+        """Feed the strategy; pause after each epoch but the last, with the number of epochs that are done."""
         worker, status, clock = self._worker, self._rank.status, self._rank.clock
         model, module, loss_of = self._model, self._module, self._task.loss
         assert self._spec.batch
         gradient = Gradient(model.gradient, 0)
-        share = 1.0 / self._spec.batch
+        part = 1.0 / self._spec.batch
         module.train()
-        while True:
-            for index in self._shards.epoch(worker.step // self._shards.steps, worker.rank):
-                status.stop()
-                began = clock.now()
-                samples = len(index)
-                model.g.zero_()
-                if samples:
-                    inputs, targets = self._batch(self._train, index)
-                    loss = loss_of(module(inputs), targets)
-                    torch.autograd.backward(loss)
-                    self._losses.append((loss.detach(), samples, worker.step + 1))
-                clock.charge(samples * share)
-                worker.step += 1
-                status.step = worker.step
-                status.samples += samples
-                self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
-                gradient.samples = samples
-                gradient.of = self._shards.of((worker.step - 1) % self._shards.steps)
-                self._rate.set(worker.step)
-                steps.send(gradient)
-                if worker.step == self._total_steps:
-                    return
-            yield
+        done = 0
+        for epoch, step, share in self._assignments():
+            while done < epoch:
+                done += 1
+                yield done
+            status.stop()
+            began = clock.now()
+            index = self._shards.batch(epoch, step, share)
+            samples = len(index)
+            model.g.zero_()
+            if samples:
+                inputs, targets = self._batch(self._train, index)
+                loss = loss_of(module(inputs), targets)
+                torch.autograd.backward(loss)
+                self._losses.append((loss.detach(), samples, worker.step + 1))
+            clock.charge(samples * part)
+            worker.step += 1
+            status.step = worker.step
+            status.samples += samples
+            self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
+            gradient.samples = samples
+            gradient.of = self._shards.of(step)
+            self._rate.set(epoch * self._shards.steps + step + 1)
+            steps.send(gradient)
+        while done < (self._total_steps - 1) // self._shards.steps:
+            done += 1
+            yield done
 
     def _batch(self, samples: SampleSet, index: Tensor) -> tuple[Any, Any]:
         inputs, targets = samples.take(index)
@@ -208,7 +233,7 @@ class Loop:
             self._losses = []
             rank.status.loss = train_loss
             test_loss, metric = self._evaluate(self._consensus(final))
-            self._record(self._worker.step, now, train_loss, test_loss, metric)
+            self._record(self._steps_done(), now, train_loss, test_loss, metric)
             if diverged:
                 self._verdict = "diverged"
             elif self._spec.target is not None and self._task.reached(metric, self._spec.target):
@@ -218,11 +243,16 @@ class Loop:
             self._workers.barrier()
         return self._verdict != "finished"
 
-    def _remember(self) -> None:
+    def _steps_done(self) -> int:
+        """Steps of this run so far; where workers do not meet, it is only asked in the end."""
+        return self._worker.step if self._strategy.lockstep else self._total_steps
+
+    def _remember(self, epochs_done: int) -> None:
         """The end of an epoch where workers do not meet: what there is to evaluate is looked at in the end."""
         with self._rank.clock.paused(), self._real.paused():
             now = self._rank.clock.now() - self._began_s
-            self._snapshots.append((self._worker.step, now, self._model.replica.clone(), self._losses))
+            step = epochs_done * self._shards.steps
+            self._snapshots.append((step, now, self._model.replica.clone(), self._losses))
             self._losses = []
             if events := self._trace.take():
                 self._rank.tell("events", {"events": events}, b"")
@@ -328,7 +358,8 @@ class Loop:
         return {
             "seconds": seconds,
             "steps": self._worker.step,
-            "epochs": self._worker.step / self._shards.steps,
+            "steps_done": self._steps_done(),
+            "epochs": self._steps_done() / self._shards.steps,
             "samples": self._rank.status.samples,
             "compute": max(seconds - busy, 0.0),
             "communication": totals.communication_s,
@@ -342,26 +373,6 @@ class Loop:
             "diverged_at_step": self._diverged_at,
             "curve": self._curve,
         }
-
-
-class Rate:
-    """The learning rate: linear scaling, reached by a gradual warm-up (Goyal 2017)."""
-
-    def __init__(self, spec: RunSpec, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> None:
-        assert spec.lr and spec.workers
-        self._optimizer = optimizer
-        self._full = spec.lr * (spec.workers if spec.scale_lr else 1)
-        self._start = spec.lr if spec.scale_lr else 0.0  # scaled rates rise from what one worker would have
-        self._steps = spec.warmup * steps_per_epoch
-        self.set(1)
-
-    def set(self, step: int) -> None:
-        """For the step with this number, counted from 1."""
-        if step > self._steps + 1 and step != 1:
-            return  # it has its full height
-        part = min(step / self._steps, 1.0) if self._steps else 1.0
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._start + part * (self._full - self._start)
 
 
 def _json(value: float) -> float | None:

@@ -51,6 +51,8 @@ class RunSpec:
     optimizer: str | None = None
     warmup: float = 0.0
     """Epochs over which the learning rate rises to its full height."""
+    lr_decay: float | None = None
+    """What the learning rate is multiplied by after every epoch."""
     scale_lr: bool = False
     """Multiply the learning rate by the number of workers (linear scaling)."""
     seed: int = 0
@@ -113,6 +115,7 @@ class RunSpec:
             epochs=task.epochs if self.epochs is None and self.steps is None else self.epochs,
             batch=task.batch if self.batch is None else self.batch,
             lr=task.lr if self.lr is None else self.lr,
+            lr_decay=task.lr_decay if self.lr_decay is None else self.lr_decay,
             momentum=momentum,
             optimizer=optimizer,
         )
@@ -132,6 +135,8 @@ class RunSpec:
                 raise UserError(f"{name} must be finite, got {value}")
         if self.lr is not None and self.lr <= 0:
             raise UserError(f"lr must be greater than 0, got {self.lr:g}")
+        if self.lr_decay is not None and not 0 < self.lr_decay <= 1:
+            raise UserError(f"lr_decay must be greater than 0 and at most 1, got {self.lr_decay:g}")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise UserError(f"momentum must be at least 0 and less than 1, got {self.momentum:g}")
         if not (math.isfinite(self.warmup) and self.warmup >= 0):

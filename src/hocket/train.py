@@ -241,7 +241,7 @@ class Recorder(Listener):
             seconds=first["real_seconds"] if simulated else first["seconds"],
             virtual_seconds=first["seconds"] if simulated else None,
             samples_per_s=sum(r["samples"] for r in reports) / max(first["seconds"], 1e-9),
-            steps=first["steps"],
+            steps=first["steps_done"],
             epochs=first["epochs"],
             bytes_sent=sum(r["bytes_sent"] for r in everyone),
             staleness=staleness_summary(histogram),

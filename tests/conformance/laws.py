@@ -42,8 +42,9 @@ def norm_model() -> nn.Module:
 
 
 TINY = Task(model=tiny_model, data=lambda: (tiny_data(), tiny_data()), batch=BATCH, epochs=EPOCHS, lr=0.1)
-NORM = Task(model=norm_model, data=lambda: (tiny_data(120), tiny_data()), batch=2, epochs=1, lr=0.1)
-"""With BatchNorm, whose statistics are no gradients. 120 samples: BatchNorm refuses batches of one."""
+NORM = Task(model=norm_model, data=lambda: (tiny_data(1680), tiny_data()), batch=2, epochs=1, lr=0.1)
+"""With BatchNorm, whose statistics are no gradients. 1680 samples: BatchNorm refuses batches of one, and this many
+give up to 8 workers batches of two."""
 
 
 def spec(workers: int, **settings: Any) -> RunSpec:
@@ -153,10 +154,12 @@ def message_facts(rank: Rank) -> dict[str, Any]:
     return facts
 
 
-def mixing_facts(rank: Rank) -> dict[str, list[float]]:
+def mixing_facts(rank: Rank, pairwise: bool) -> dict[str, list[float]]:
     """Gossip without gradients, from replicas that differ: what each has after some rounds."""
     n, me = rank.comm.size, rank.comm.rank
     found = {}
+    if pairwise:
+        found["gossip:kind=adpsgd"] = mixed_pairwise(rank)
     for text in [f"gossip:kind={k}" for k in ("dpsgd", "sgp", "push", "pull")] + ["gossip:graph=exponential"]:
         model = FlatModel(nn.Linear(1, 1, bias=False))
         optimizer = torch.optim.SGD(model.parameters, lr=0.0)
@@ -164,14 +167,39 @@ def mixing_facts(rank: Rank) -> dict[str, list[float]]:
         model.x.fill_(float(me))
         steps = strategy.make(text).worker(worker)
         next(steps)
+        weights = []
         for _ in range(40):
             worker.step += 1
             steps.send(Gradient(model.gradient, 1))
+            if text == "gossip:kind=sgp":
+                weights.append(steps.gi_yieldfrom.gi_frame.f_locals["weight"].item())  # type: ignore[attr-defined]
         found[text] = model.x.tolist()
+        if weights:
+            found["weights"] = weights
         steps.close()
         rank.comm.barrier()
     assert n > 1
     return found
+
+
+def mixed_pairwise(rank: Rank) -> list[float]:
+    """AD-PSGD without gradients: this replica before the farewell, and the mean of all."""
+    model = FlatModel(nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters, lr=0.0)
+    worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
+    model.x.fill_(float(rank.comm.rank))
+    steps = strategy.make("gossip:kind=adpsgd,graph=complete").worker(worker)
+    next(steps)
+    for _ in range(200):
+        worker.step += 1
+        rank.clock.charge(1.0)
+        steps.send(Gradient(model.gradient, 1))
+    own = model.x.item()
+    try:
+        steps.send(None)
+    except StopIteration:
+        pass
+    return [own, model.x.item()]
 
 
 def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
@@ -209,8 +237,11 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     if n > 1:
         found["complete"] = trained(rank, TINY, spec(n, strategy="gossip:graph=complete", seed=3, steps=1))
         found["one-step"] = trained(rank, TINY, spec(n, strategy="allreduce", seed=3, steps=1))
-        found["mixing"] = mixing_facts(rank)
-    for text in ("server:mode=sync", "server:mode=ssp,slack=0", "server:mode=sync,servers=2", "server:mode=async"):
+        found["mixing"] = mixing_facts(rank, argument["pairwise"])
+    texts = ["server:mode=sync", "server:mode=ssp,slack=0", "server:mode=sync,servers=2", "server:mode=async"]
+    texts += ["server:mode=dssp,low=0,high=0", "server:mode=async,push_every=2,fetch_every=3"]
+    texts += ["gossip:kind=adpsgd"] if argument["pairwise"] else []
+    for text in texts:
         if usable(text, n):
             found[text] = trained(rank, TINY, spec(n, strategy=text, seed=3))
     for name in strategy:
@@ -218,7 +249,7 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
             found[f"fit/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3))
             if not has_servers(name):
                 found[f"own/{name}"] = own_loop(rank, name)
-            found[f"norm/{name}"] = trained(rank, NORM, spec(n, strategy=name, seed=3))
+            found[f"norm/{name}"] = trained(rank, NORM, spec(n, strategy=name, seed=3, steps=20))
     return found
 
 

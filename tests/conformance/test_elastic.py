@@ -23,7 +23,7 @@ def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
     if rank.comm.rank == workers:
         group, x = rank.comm.split(1), torch.zeros(1)
         assert group.size == 1
-        chosen.server(Server(rank.comm, workers, x, torch.zeros(1), lambda: None, lambda *_, **__: None))
+        chosen.server(Server(rank.comm, rank.clock, workers, x, torch.zeros(1), lambda: None, lambda *_, **__: None))
         return x.item()
     model = FlatModel(nn.Linear(1, 1, bias=False))
     model.x.fill_(rank.comm.rank + 1.0)

@@ -33,7 +33,7 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "allreduce", "--workers", "two"], "--workers must be numbers"),
         (["-s", "allreduce", "--workers", "0"], "must be 1 or more"),
         (["-s", "allreduse"], "did you mean allreduce?"),
-        (["-s", "serial", "--workers", "2"], "none of these strategies runs"),
+        (["-s", "gossip", "--workers", "1"], "none of these strategies runs"),
         (["-s", "local-sgd:every=0"], "must be 1 or more"),
     ],
 )

@@ -11,8 +11,8 @@ from torch import nn
 import hocket
 from hocket import optim
 from hocket.core.vector import FlatModel
-from hocket.loop import Rate
 from hocket.optim.large_batch import LAMB, LARS
+from hocket.rate import Rate
 from hocket.spec import RunSpec
 
 
@@ -121,3 +121,9 @@ def test_linear_scaling_and_warm_up() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
     Rate(RunSpec("digits", workers=4, lr=0.1), optimizer, 5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_the_rate_decays_from_epoch_to_epoch() -> None:
+    optimizer = optim.make("sgd", FlatModel(model()), 0.1, 0.0)
+    rate = Rate(RunSpec("digits", workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
+    assert [rate.at(step) for step in range(1, 8)] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025])

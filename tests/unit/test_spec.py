@@ -43,6 +43,7 @@ FIELDS = dict(
     optimizer=st.none() | words,
     warmup=numbers,
     scale_lr=st.booleans(),
+    lr_decay=st.none() | numbers,
     seed=st.integers(),
     target=st.none() | numbers,
     data=st.none() | words,

@@ -36,15 +36,15 @@ def test_delay_compensation() -> None:
 
 
 def test_tail_favours_what_is_fresh() -> None:
-    """With 3 updates of staleness 0 and one of 4: F(0) = 3/4, F(4) = 1."""
+    """F counts half of the ties: with 3 updates of staleness 0 and one of 4, F(4) = 3.5 / 4."""
     staleness = Staleness("tail", 3)
     for _ in range(3):
         staleness.temper(G, 0, NOW, READ)
-    torch.testing.assert_close(staleness.temper(G, 4, NOW, READ), G * (1 + (1 - 2 * 1.0)))
+    torch.testing.assert_close(staleness.temper(G, 4, NOW, READ), G * (1 + (1 - 2 * 3.5 / 4)))
     staleness.histogram[4] -= 1
-    torch.testing.assert_close(staleness.temper(G, 0, NOW, READ), G * (1 + (1 - 2 * 1.0)))
+    torch.testing.assert_close(staleness.temper(G, 0, NOW, READ), G)
     staleness.histogram[4] += 4
-    torch.testing.assert_close(staleness.temper(G, 0, NOW, READ), G * (1 + (1 - 2 * 5 / 9)))
+    torch.testing.assert_close(staleness.temper(G, 0, NOW, READ), G * (1 + (1 - 2 * 2.5 / 9)))
 
 
 def test_gap_divides_where_the_parameters_moved() -> None:

@@ -35,6 +35,18 @@ class Deferred:
         self.finish()
 
 
+class Counter(Protocol):
+    """A number that the ranks count up together, each at its own pace: nobody has to answer.
+
+    Making and closing one is a collective; the rest is not.
+    """
+
+    def take(self) -> int:
+        """The next of 0, 1, 2, ...: no two ranks get the same."""
+
+    def close(self) -> None: ...
+
+
 class Comm(Protocol):
     """Messages and collectives among `size` ranks. Every wait ends at the engine's deadline at the latest.
 
@@ -60,6 +72,8 @@ class Comm(Protocol):
     def barrier(self) -> None: ...
 
     def split(self, color: int, key: int = 0) -> Comm: ...
+
+    def counter(self) -> Counter: ...
 
 
 Tell = Callable[[str, dict[str, Any], bytes], None]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 
 Log = Callable[..., None]
@@ -17,9 +18,16 @@ class Server:
     """One server rank. `x` is the part of the parameters that it holds."""
 
     def __init__(
-        self, comm: Comm, workers: int, x: Tensor, gradient: Tensor, optimizer_step: Callable[[], object], log: Log
+        self,
+        comm: Comm,
+        clock: Clock,
+        workers: int,
+        x: Tensor,
+        gradient: Tensor,
+        optimizer_step: Callable[[], object],
+        log: Log,
     ) -> None:
-        self.comm, self.workers, self.x = comm, workers, x
+        self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
         self.version = 0
         """Updates applied so far."""
         self.staleness: Counter[int] = Counter()

@@ -32,17 +32,16 @@ class Shards:
         """All samples, shuffled: the same for every worker."""
         return _order(self._samples, self._seed, epoch)
 
+    def batch(self, epoch: int, step: int, share: int) -> Tensor:
+        """The sample numbers of one worker's share of a step."""
+        whole = self.global_batch(self.order(epoch), step)
+        if len(whole) == self._workers * self._batch:
+            return whole[share * self._batch : (share + 1) * self._batch]
+        return whole.tensor_split(self._workers)[share]
+
     def epoch(self, epoch: int, rank: int) -> list[Tensor]:
         """The sample numbers of each of this rank's batches."""
-        order = self.order(epoch)
-        batches = []
-        for step in range(self.steps):
-            whole = self.global_batch(order, step)
-            if len(whole) == self._workers * self._batch:
-                batches.append(whole[rank * self._batch : (rank + 1) * self._batch])
-            else:
-                batches.append(whole.tensor_split(self._workers)[rank])
-        return batches
+        return [self.batch(epoch, step, rank) for step in range(self.steps)]
 
 
 @lru_cache(maxsize=2)  # ranks that are threads of one process share it, and are at most an epoch apart

@@ -41,8 +41,9 @@ class Staleness:
                 theta = self.workers + 1
                 return g * math.exp(-2 / theta * math.log(1 + theta / 2) * tau)
             case "tail":  # Bäckström 2022: 1 + A (1 - 2 F(tau)) with A = 1, F the distribution seen so far
-                seen = sum(n for t, n in self.histogram.items() if t <= tau)
-                return g * (2 - 2 * seen / self.histogram.total())
+                # Half of the ties count, so that the mean factor is 1, also where all updates are equally stale.
+                below = sum(n for t, n in self.histogram.items() if t < tau) + self.histogram[tau] / 2
+                return g * (2 - 2 * below / self.histogram.total())
             case "gap":  # Barkai 2020: divide by |now - read| / C + 1, elementwise; C is the mean step
                 assert read is not None
                 gap = (now - read).abs()

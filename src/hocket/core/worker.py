@@ -19,15 +19,18 @@ from hocket.core.vector import FlatModel, Gradient, Weighted
 Steps = Generator[None, Gradient | None, None]
 """A strategy at work: yields for the gradient at `w.x`, is sent None after the last one."""
 
-Need = Literal["messages", "collectives", "any-source", "shared-memory"]
+Need = Literal["messages", "collectives", "any-source", "polling", "shared-memory"]
 
 
 class Strategy(ABC):
     """How replicas agree. A strategy is a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    """What it asks of an engine."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What it asks of an engine."""
+        return frozenset()
 
     @property
     def lockstep(self) -> bool:
@@ -86,13 +89,16 @@ class Worker:
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
 
-    def descend(self, g: Gradient) -> None:
-        """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too."""
+    def descend(self, g: Gradient, stale: int = 0) -> None:
+        """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too.
+
+        `stale` is how many updates came between the read that `g` was computed at and this one.
+        """
         if g.samples == 0:
             return
         if g.flat is not self.model.gradient:
             self.model.g.copy_(g.vector)
-        self.staleness[0] += 1  # the gradient was taken at this replica's x: nothing came between
+        self.staleness[stale] += 1
         self._optimizer_step()
 
     def average(self, g: Gradient) -> None:

@@ -5,10 +5,11 @@ The two differ only in their `World`: how a rank waits, and what time a message 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -255,6 +256,27 @@ class LocalComm:
         context, ranks = self._meet("split", (color, key, self.rank), 0, combine)()
         members = [self._members[r] for r in ranks]
         return LocalComm(self._world, context, members, ranks.index(self.rank))
+
+    def counter(self) -> LocalCounter:
+        numbers = self._meet("counter", None, 0, lambda parts: [itertools.count()] * self.size)()
+        return LocalCounter(self._world, self._me, numbers)
+
+
+@dataclass(frozen=True)
+class LocalCounter:
+    """A counter that all ranks of a world see."""
+
+    world: World
+    rank: int
+    numbers: Iterator[int]
+
+    def take(self) -> int:
+        with self.world.exclusive():
+            self.world.catch_up(self.rank)
+            return next(self.numbers)
+
+    def close(self) -> None:
+        pass
 
 
 def _nbytes(x: Tensor) -> int:

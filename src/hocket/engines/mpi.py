@@ -38,7 +38,7 @@ class Mpi(Engine):
     mpiexec: str = ""
     """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
     deadline: float = DEADLINE_S
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling"})
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
@@ -147,6 +147,8 @@ class MpiComm:
 
     def _poll(self, test: Callable[[], Any], operation: str, peers: str, timeout: float | None = None) -> Any:
         """Call `test` until it answers. Spin first (most waits are short), then yield, then sleep."""
+        if timeout == 0:
+            return test() or None
         for _ in range(100):
             if answer := test():
                 return answer
@@ -227,6 +229,33 @@ class MpiComm:
     def split(self, color: int, key: int = 0) -> Comm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
         return MpiComm(self._comm.Split(color, key), self._deadline)
+
+    def counter(self) -> MpiCounter:
+        self.barrier()
+        return MpiCounter(self._MPI, self._comm, self.barrier)
+
+
+class MpiCounter:
+    """A number in rank 0's memory that others fetch and increment, one-sided."""
+
+    def __init__(self, MPI: Any, comm: Any, barrier: Callable[[], None]) -> None:
+        self._MPI, self._barrier = MPI, barrier
+        self._window = MPI.Win.Allocate(8 if comm.rank == 0 else 0, 8, comm=comm)
+        self._one, self._number = np.ones(1, np.int64), np.empty(1, np.int64)
+        if comm.rank == 0:
+            np.frombuffer(self._window, np.int64)[:] = 0
+        barrier()
+        self._window.Lock_all()
+
+    def take(self) -> int:
+        self._window.Fetch_and_op(self._one, self._number, 0, 0, self._MPI.SUM)
+        self._window.Flush(0)
+        return int(self._number[0])
+
+    def close(self) -> None:
+        self._window.Unlock_all()
+        self._barrier()  # MPI's own wait has no deadline; after this everyone is known to be here
+        self._window.Free()
 
 
 def _on_host(x: Tensor) -> Tensor:

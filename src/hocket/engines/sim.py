@@ -42,7 +42,7 @@ class Sim(Engine):
     seed: int = 0
     workers: int = 0
     """Ranks that compute, and may be slow; those behind them serve. 0 is all."""
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling"})
 
     def __post_init__(self) -> None:
         compute_model(self.compute, random.Random())

@@ -22,7 +22,7 @@ class Threads(Engine):
     """Ranks are threads of one process: nothing to install, and the interpreter lock to share."""
 
     deadline: float = DEADLINE_S
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling"})
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)

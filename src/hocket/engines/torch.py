@@ -92,6 +92,7 @@ class TorchComm:
         self._group, self._deadline = group, deadline
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._sending: list[tuple[Any, Tensor]] = []
+        self._counters = 0
 
     def _wait(self, work: Any, operation: str, peers: str, timeout: float | None = None) -> None:
         limit = self._deadline if timeout is None else timeout
@@ -186,3 +187,22 @@ class TorchComm:
             limit = timedelta(seconds=self._deadline)
             groups[wanted] = dist.new_group(members, timeout=limit, use_local_synchronization=False)
         return TorchComm(groups[color], self._deadline)
+
+    def counter(self) -> StoreCounter:
+        self._counters += 1
+        store = dist.distributed_c10d._get_default_store()
+        return StoreCounter(store, f"hocket/{self._group.group_name}/counter/{self._counters}")
+
+
+@dataclass(frozen=True)
+class StoreCounter:
+    """A number in the store through which the ranks found each other."""
+
+    store: Any
+    key: str
+
+    def take(self) -> int:
+        return int(self.store.add(self.key, 1)) - 1
+
+    def close(self) -> None:
+        pass

@@ -61,17 +61,19 @@ def compare(
 ) -> list[Row]:
     """Run every strategy with every number of workers and every seed, taking turns, so that a busy moment of
     the machine hits all alike. Writes a folder a run and compare.json."""
-    pairs = [(name, n) for name in strategies for n in workers if _possible(name, n)]
+    pairs = [(name, n) for name in strategies for n in workers if _possible(name, n, min(workers))]
     if not pairs:
         raise UserError("none of these strategies runs with these numbers of workers; see --workers")
     try:
         out.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
-    rows = [Row(name, n, []) for name, n in pairs]
+    rows = [Row(name, 1 if name == "serial" else n, []) for name, n in pairs]
     for seed in range(spec.seed, spec.seed + seeds):
         for row in rows:
             chosen = dataclasses.replace(spec, strategy=row.strategy, workers=row.workers, seed=seed)
+            if row.strategy == "serial":  # who is alone has no slower worker
+                chosen = dataclasses.replace(chosen, sim={k: v for k, v in spec.sim.items() if k != "stragglers"})
             name = f"{row.strategy.replace(':', '-').replace(',', '-').replace('=', '')}-{row.workers}-seed{seed}"
             row.runs.append(train(chosen, out=out / name, display=display))
             record = {"task": spec.task, "rows": [r.to_json() for r in rows if r.runs]}
@@ -79,10 +81,10 @@ def compare(
     return rows
 
 
-def _possible(name: str, workers: int) -> bool:
+def _possible(name: str, workers: int, fewest: int) -> bool:
     """Serial runs with one worker whatever numbers are compared; options that are wrong are refused, not skipped."""
     if name.partition(":")[0] == "serial":
-        return workers == 1
+        return workers == fewest
     if name.partition(":")[0] == "gossip" and workers == 1:
         return False
     strategy.make(name).check(workers)

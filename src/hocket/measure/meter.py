@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request, ring_bytes
+from hocket.core.comm import ANY, Comm, Counter, Deferred, Op, Request, ring_bytes
 from hocket.core.message import Message
 from hocket.core.status import Status
 from hocket.measure.trace import Trace
@@ -139,3 +139,6 @@ class Metered:
         child = Metered(part, self._clock, self._status, self._trace, self.totals)
         self._children.append(child)
         return child
+
+    def counter(self) -> Counter:
+        return self._comm.counter()

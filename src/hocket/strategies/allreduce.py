@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 from hocket.core.collectives import ALGORITHMS
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
@@ -17,7 +17,10 @@ class AllReduce(Strategy):
 
     algorithm: Literal["native", "ring", "halving", "tree"] = "native"
     """`native` is the engine's own; the others are written out in messages (core/collectives.py)."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"collectives", "messages"})
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"collectives", "messages"})
 
     def worker(self, w: Worker) -> Steps:
         if self.algorithm != "native":

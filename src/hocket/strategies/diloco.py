@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -22,7 +21,10 @@ class DiLoCo(Strategy):
     """Of the outer optimizer."""
     momentum: float = 0.9
     """Nesterov's, of the outer optimizer; the inner optimizer's state stays with its worker."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"collectives"})
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"collectives"})
 
     def check(self, workers: int) -> None:
         if self.every < 1:

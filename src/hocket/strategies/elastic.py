@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
+
+from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.message import Message
 from hocket.core.server import Server
+from hocket.core.staleness import Handling, Staleness
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -22,7 +25,12 @@ class Elastic(Strategy):
     """The pull of all workers together: each pulls with alpha = beta / workers."""
     order: Literal["async", "round-robin"] = "async"
     """Whose turn it is at the centre: whoever comes, or one after the other."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"messages", "any-source", "collectives"})
+    stale: Handling = "none"
+    """How a pull is tempered by the number of pulls of others since the worker's last one."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"messages", "any-source", "collectives"})
 
     def check(self, workers: int) -> None:
         if self.every < 1:
@@ -38,13 +46,12 @@ class Elastic(Strategy):
         return 1
 
     def worker(self, w: Worker) -> Steps:
-        alpha, centre = self.beta / w.size, w.size
+        centre = w.size
         while (g := (yield)) is not None:
             w.descend(g)
             if w.step % self.every == 0:
                 w.world.isend(centre, Message("replica", (), (w.x,)))
-                _, answer = w.world.recv(centre)
-                w.x.lerp_(answer.tensors[0], alpha)  # x_i <- x_i - alpha (x_i - centre)
+                w.x -= w.world.recv(centre)[1].tensors[0]
         w.world.isend(centre, Message("done"))
         w.x.copy_(w.world.recv(centre)[1].tensors[0])  # the farewell: everyone leaves with the centre
         w.average_buffers()
@@ -52,7 +59,10 @@ class Elastic(Strategy):
     def server(self, s: Server) -> None:
         alpha = self.beta / s.workers
         active = list(range(s.workers))  # in the order of their turns
-        replicas = {}
+        replicas: dict[int, Tensor] = {}
+        staleness = Staleness(self.stale, s.workers, s.staleness)
+        seen = [0] * s.workers  # the version of the centre when a worker was last there
+        centres: dict[int, Tensor] = {}  # and the centre itself
         while active:
             worker, msg = s.comm.recv()
             match msg.kind:
@@ -64,10 +74,15 @@ class Elastic(Strategy):
                 turn = active[0] if self.order == "round-robin" else next(iter(replicas))
                 if turn not in replicas:
                     break
-                s.comm.isend(turn, Message("centre", (), (s.x,)))
-                s.x.lerp_(replicas.pop(turn), alpha)  # centre <- centre + alpha (x_i - centre)
+                tau = s.version - seen[turn]
+                d = staleness.temper(alpha * (replicas.pop(turn) - s.x), tau, s.x, centres.get(turn, s.x))
+                s.comm.isend(turn, Message("pull", (), (d,)))  # x_i <- x_i - d
+                s.x += d
                 s.version += 1
-                s.log("pull", worker=turn, version=s.version)
+                s.log("update", worker=turn, read=seen[turn], version=s.version, staleness=tau)
+                seen[turn] = s.version
+                if staleness.needs_the_read():
+                    centres[turn] = s.x.clone()
                 active.append(active.pop(active.index(turn)))
         for i in range(s.workers):
             s.comm.isend(i, Message("centre", (), (s.x,))).wait()

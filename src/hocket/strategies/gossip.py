@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.message import Message
+from hocket.core.staleness import Handling, Staleness
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 Graph = Literal["ring", "torus", "exponential", "complete"]
@@ -20,23 +21,38 @@ Graph = Literal["ring", "torus", "exponential", "complete"]
 @strategy("gossip")
 @dataclass(frozen=True)
 class Gossip(Strategy):
-    """Average with neighbours only: D-PSGD (Lian 2017), SGP by push-sum (Assran 2019), pull or push (Jin 2016)."""
+    """Average with neighbours only: D-PSGD, AD-PSGD (Lian 2017, 2018), SGP (Assran 2019), pull, push (Jin 2016)."""
 
-    kind: Literal["dpsgd", "sgp", "pull", "push"] = "dpsgd"
+    kind: Literal["dpsgd", "adpsgd", "sgp", "pull", "push"] = "dpsgd"
     graph: Graph = "ring"
-    """Who is whose neighbour, for dpsgd; sgp has its own directed one, pull and push choose at random."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives"})
+    """Who is whose neighbour, for dpsgd and adpsgd; sgp has its own directed one, pull and push choose at random."""
+    stale: Handling = "none"
+    """For adpsgd: how a gradient is tempered by the averages that came between its read and its step."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        if self.kind == "adpsgd":
+            return frozenset({"messages", "collectives", "any-source", "polling"})
+        return frozenset({"messages", "collectives"})
 
     def check(self, workers: int) -> None:
         if workers < 2:
             raise UserError(f"gossip needs 2 or more workers, got {workers}; use --strategy serial")
-        if self.kind == "dpsgd":
+        if self.kind in ("dpsgd", "adpsgd"):
             neighbours(self.graph, workers, 0)
+        if self.stale != "none" and self.kind != "adpsgd":
+            raise UserError(f"gossip: nothing is stale in kind={self.kind}; leave stale out, or use kind=adpsgd")
+
+    @property
+    def lockstep(self) -> bool:
+        return self.kind != "adpsgd"
 
     def worker(self, w: Worker) -> Steps:
         match self.kind:
             case "dpsgd":
                 yield from self.dpsgd(w)
+            case "adpsgd":
+                yield from self.pairwise(w)
             case "sgp":
                 yield from self.push_sum(w)
             case "pull" | "push":
@@ -52,6 +68,55 @@ class Gossip(Strategy):
         while (g := (yield)) is not None:
             mix(w.replica, exchange(w, near, Message("model", (), (w.replica,)), near))
             w.descend(g)
+
+    def pairwise(self, w: Worker) -> Steps:
+        """Two neighbours average, and nobody else waits: x_i, x_j <- (x_i + x_j) / 2 (AD-PSGD, algorithm 1).
+
+        The graph is cut in two, so that no circle of workers can wait for each other: even ranks ask odd ones. Who is
+        asked answers between two gradients with half the difference d, x_j <- x_j - d, and who asked adds d when it
+        hears of it. Nobody waits for an answer, and the sum of all models is the same before and after.
+        """
+        near = [j for j in neighbours(self.graph, w.size, w.rank) if (j + w.rank) % 2]
+        asks = w.rank % 2 == 0
+        staleness = Staleness(self.stale, w.size)
+        idle, talking = set(near), set(near)  # neighbours that have no question of ours; that may still send
+
+        def listen(timeout: float | None) -> bool:
+            """Handle one message, if there is any."""
+            try:
+                j, msg = w.comm.recv(timeout=timeout)
+            except TimeoutError:
+                return False
+            match msg.kind:
+                case "model":
+                    d = (w.replica - msg.tensors[0]) / 2
+                    w.comm.isend(j, Message("difference", (), (d,)))
+                    w.replica.sub_(d)
+                case "difference":
+                    w.replica.add_(msg.tensors[0])
+                    idle.add(j)
+                case "done":
+                    talking.discard(j)
+            return msg.kind != "done"
+
+        while (g := (yield)) is not None:
+            read, averages = w.x.clone() if staleness.needs_the_read() else None, 0
+            while listen(0.0):
+                averages += 1
+            if asks and idle:
+                j = sorted(idle)[int(torch.randint(len(idle), (1,), generator=w.rng))]
+                idle.discard(j)
+                w.comm.isend(j, Message("model", (), (w.replica,)))
+            g.vector.copy_(staleness.temper(g.vector, averages, w.x, read))
+            w.descend(g, averages)
+        if asks:
+            while idle < set(near):
+                listen(None)
+            for j in near:
+                w.comm.isend(j, Message("done"))
+        else:
+            while talking:
+                listen(None)
 
     def push_sum(self, w: Worker) -> Steps:
         """The gradient is taken at z = x / weight; half of x and of the weight goes to one other (algorithm 1)."""

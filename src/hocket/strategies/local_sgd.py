@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
@@ -24,7 +24,10 @@ class LocalSGD(Strategy):
     """Workers in a group that averages by itself (hierarchical local SGD); 0 is one group of all."""
     between: int = 4
     """With groups: every so many averages inside a group, all workers average."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"collectives"})
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"collectives"})
 
     def check(self, workers: int) -> None:
         if self.every < 1 or self.between < 1:

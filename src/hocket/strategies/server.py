@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,25 +18,45 @@ from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 @strategy("server")
 @dataclass(frozen=True)
 class ParameterServer(Strategy):
-    """Gradients go to a parameter server: synchronous, asynchronous (Dean 2012) or stale-synchronous (Ho 2013)."""
+    """Gradients go to a parameter server: synchronous, asynchronous (Dean 2012), stale-synchronous (Ho 2013)."""
 
-    mode: Literal["sync", "async", "ssp"] = "sync"
+    mode: Literal["sync", "async", "ssp", "dssp"] = "sync"
     """`sync` waits for all and averages; `async` applies each gradient as it comes; `ssp` does so too, by the
-    worker's share |B_i| / n, and holds back a worker that is more than `slack` steps ahead of the slowest."""
+    worker's share |B_i| / n, and holds back a worker that is more than `slack` steps ahead of the slowest;
+    `dssp` chooses the slack between `low` and `high` at run time (Zhao 2019)."""
     slack: int = 2
+    low: int = 1
+    high: int = 8
     servers: int = 1
     """Ranks beside the workers; the vector is shared out between them."""
-    stale: Handling = "none"
-    """How stale gradients are tempered."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"messages", "any-source", "collectives"})
+    stale: Literal[Handling, "auto"] = "auto"
+    """How stale gradients are tempered; `auto` is `gap` in mode=async, else `none`."""
+    push_every: int = 1
+    """Downpour: gradients that an asynchronous worker adds up before it sends them."""
+    fetch_every: int = 1
+    """Downpour: steps between two reads; a worker steps by itself in between."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"messages", "any-source", "collectives"})
 
     def check(self, workers: int) -> None:
         if self.slack < 0:
             raise UserError(f"server: slack must be 0 or more, got {self.slack}")
+        if not 0 <= self.low <= self.high:
+            raise UserError(f"server: 0 <= low <= high must hold, got low={self.low}, high={self.high}")
         if self.servers < 1:
             raise UserError(f"server: servers must be 1 or more, got {self.servers}")
-        if self.stale != "none" and self.mode == "sync":
+        if self.stale not in ("auto", "none") and self.mode == "sync":
             raise UserError("server: nothing is stale in mode=sync; leave stale out, or use mode=async")
+        for name in ("push_every", "fetch_every"):
+            steps = getattr(self, name)
+            if steps < 1:
+                raise UserError(f"server: {name} must be 1 or more, got {steps}")
+            if steps > 1 and self.mode != "async":
+                raise UserError(
+                    f"server: {name} is for mode=async; in mode={self.mode} workers push and read each step"
+                )
 
     @property
     def lockstep(self) -> bool:
@@ -45,17 +65,39 @@ class ParameterServer(Strategy):
     def server_ranks(self) -> int:
         return self.servers
 
+    def handling(self) -> Handling:
+        if self.stale != "auto":
+            return self.stale
+        return "gap" if self.mode == "async" else "none"
+
     def worker(self, w: Worker) -> Steps:
         x, ranks = parts(w.x, self.servers), range(w.size, w.size + self.servers)
         read = [0] * self.servers  # the version of each part that the gradient is computed at
+        pushed, samples, of = w.x.new_zeros(()), 0.0, 0.0  # the sum of the gradients since the last push
+
+        def push(reply: bool) -> None:
+            for k, part in enumerate(parts(pushed, self.servers)):
+                w.world.isend(ranks[k], Message("push", (read[k], int(samples), int(of), int(reply)), (part,)))
+
         while (g := (yield)) is not None:
-            for k, part in enumerate(parts(g.vector, self.servers)):
-                push = Message("push", (read[k], int(g.samples), int(g.of)), (part,))
-                w.world.isend(ranks[k], push)
-            for k, rank in enumerate(ranks):
-                _, model = w.world.recv(rank)
-                x[k].copy_(model.tensors[0])
-                read[k] = model.ints[0]
+            pushes, fetches = w.step % self.push_every == 0, w.step % self.fetch_every == 0
+            pushed = g.vector if self.push_every == 1 else pushed + g.vector
+            samples, of = samples + g.samples, of + g.of
+            if pushes:
+                push(reply=fetches)
+                pushed, samples, of = w.x.new_zeros(()), 0.0, 0.0
+            elif fetches:
+                for rank in ranks:
+                    w.world.isend(rank, Message("fetch"))
+            if fetches:
+                for k, rank in enumerate(ranks):
+                    _, model = w.world.recv(rank)
+                    x[k].copy_(model.tensors[0])
+                    read[k] = model.ints[0]
+            else:
+                w.descend(g)
+        if samples:
+            push(reply=False)
         for rank in ranks:
             w.world.isend(rank, Message("done"))
         for k, rank in enumerate(ranks):  # the farewell: everyone leaves with one model
@@ -63,33 +105,31 @@ class ParameterServer(Strategy):
         w.average_buffers()
 
     def server(self, s: Server) -> None:
-        staleness = Staleness(self.stale, s.workers, s.staleness)
-        active = set(range(s.workers))  # who is done holds nobody up
-        clock = [0] * s.workers
-        pushed: dict[int, Message] = {}  # workers that wait for an answer
+        staleness = Staleness(self.handling(), s.workers, s.staleness)
+        pace = Pace(self, s.workers)
+        pushed: dict[int, Message] = {}  # sync: the gradients of this step
+        waiting: set[int] = set()  # workers that want the parameters
         backup: dict[int, Tensor] = {}  # the parameters that a worker read
-        while active:
+        while pace.active:
             worker, msg = s.comm.recv()
             match msg.kind:
                 case "push":
-                    pushed[worker] = msg
-                    clock[worker] += 1
-                    if self.mode != "sync":
+                    pace.pushed(worker, s.clock.now())
+                    if msg.ints[3]:
+                        waiting.add(worker)
+                    if self.mode == "sync":
+                        pushed[worker] = msg
+                    else:
                         self.apply(s, staleness, worker, msg, backup.get(worker))
+                case "fetch":
+                    waiting.add(worker)
                 case "done":
-                    active.discard(worker)
-            slowest = min((clock[i] for i in active), default=math.inf)
-            match self.mode:
-                case "sync":
-                    ready = sorted(pushed) if pushed.keys() >= active else []
-                    if ready:
-                        self.apply_mean(s, [pushed[i] for i in ready], staleness)
-                case "async":
-                    ready = sorted(pushed)
-                case "ssp":
-                    ready = [i for i in sorted(pushed) if clock[i] - slowest <= self.slack]
-            for i in ready:
-                del pushed[i]
+                    pace.active.discard(worker)
+            if self.mode == "sync" and pushed and pushed.keys() >= pace.active:
+                self.apply_mean(s, [pushed[i] for i in sorted(pushed)], staleness)
+                pushed.clear()
+            for i in [i for i in sorted(waiting) if i not in pushed and pace.may_go_on(i)]:
+                waiting.discard(i)
                 if staleness.needs_the_read():
                     backup[i] = s.x.clone()
                 s.comm.isend(i, Message("model", (s.version,), (s.x,)))
@@ -97,12 +137,12 @@ class ParameterServer(Strategy):
             s.comm.isend(i, Message("model", (s.version,), (s.x,))).wait()
 
     def apply(self, s: Server, staleness: Staleness, worker: int, push: Message, read: Tensor | None) -> None:
-        version, samples, of = push.ints
+        version, samples, of, _ = push.ints
         if samples == 0:
             return
         tau = s.version - version
         g = staleness.temper(push.tensors[0], tau, s.x, s.x if read is None else read)
-        if self.mode == "ssp":
+        if self.mode in ("ssp", "dssp"):
             g = g * (samples / of)
         s.descend(g)
         s.log("update", worker=worker, read=version, version=s.version, staleness=tau)
@@ -115,3 +155,49 @@ class ParameterServer(Strategy):
         staleness.histogram[0] += 1
         s.descend(g.expand_as(s.x))
         s.log("update", read=s.version - 1, version=s.version, staleness=0)
+
+
+class Pace:
+    """Who may go on, and who is too far ahead of the slowest."""
+
+    def __init__(self, options: ParameterServer, workers: int) -> None:
+        self._options = options
+        self.active = set(range(workers))  # who is done holds nobody up
+        self.clock = [0] * workers
+        self._last_s, self._interval_s = [0.0] * workers, [0.0] * workers
+        self._granted = [0] * workers
+
+    def pushed(self, worker: int, now_s: float) -> None:
+        self.clock[worker] += 1
+        self._interval_s[worker] = now_s - self._last_s[worker]
+        self._last_s[worker] = now_s
+        if self._options.mode == "dssp":
+            self._grant(worker)
+
+    def may_go_on(self, worker: int) -> bool:
+        ahead = self.clock[worker] - min((self.clock[i] for i in self.active), default=math.inf)
+        match self._options.mode:
+            case "ssp":
+                return ahead <= self._options.slack
+            case "dssp":
+                return ahead <= self._options.low or self.clock[worker] <= self._granted[worker]
+        return True
+
+    def _grant(self, worker: int) -> None:
+        """Let a worker that has used up the low slack take as many steps more as make it wait least (algorithm 2).
+
+        The wait is foreseen from the last intervals between pushes: its own, and those of the slowest.
+        """
+        slowest = min(self.active, key=lambda i: (self.clock[i], self._last_s[i]))
+        ahead = self.clock[worker] - self.clock[slowest]
+        if ahead <= self._options.low or self.clock[worker] <= self._granted[worker]:
+            return
+        own_s, slow_s = self._interval_s[worker], self._interval_s[slowest]
+
+        def wait_s(more: int) -> float:
+            """From the end of so many steps more to the next push of the slowest."""
+            behind_s = self._last_s[slowest] - self._last_s[worker] - more * own_s
+            return behind_s % slow_s if slow_s else 0.0
+
+        more = min(range(self._options.high - ahead + 2), key=wait_s, default=0)
+        self._granted[worker] = self.clock[worker] - 1 + more

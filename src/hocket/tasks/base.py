@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from torch.utils.data import Dataset, default_collate
 
 from hocket.core.errors import UserError
 from hocket.core.registry import Registry
+
+if TYPE_CHECKING:
+    from hocket.kernels.family import Kernel
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -49,6 +53,8 @@ class Task:
     epochs: int = 10
     batch: int = 32
     lr: float = 0.1
+    lr_decay: float = 1.0
+    """What the learning rate is multiplied by after every epoch."""
     momentum: float = 0.0
     optimizer: str = "sgd"
 
@@ -96,12 +102,20 @@ class SampleSet:
     def __len__(self) -> int:
         return len(self._tensors[0]) if self._tensors is not None else len(self._dataset)
 
+    @property
+    def samples(self) -> Samples:
+        """What the task gave."""
+        return self._dataset if self._tensors is None else self._tensors
+
     def take(self, index: Tensor) -> tuple[Any, Any]:
-        """Inputs and targets of these samples."""
+        """Inputs and targets of these samples; a dataset may bring its own `take` in place of one by one."""
         if self._tensors is not None:
             inputs, targets = self._tensors
             index = index.to(inputs.device)
             return inputs.index_select(0, index), targets.index_select(0, index)
+        if hasattr(self._dataset, "take"):
+            inputs, targets = self._dataset.take(index)
+            return inputs, targets
         inputs, targets = default_collate([self._dataset[i] for i in index.tolist()])
         return inputs, targets
 
@@ -120,6 +134,25 @@ class Recipe(Protocol):
 
     def make(self, seed: int, data: Path | None) -> Task:
         """The task; `data` is where the user keeps data sets, if they said."""
+
+
+def make_task(recipe: Recipe, seed: int, data: Path | None, test_data: Path | None = None) -> Task:
+    """The recipe's task on the user's data; a recipe that takes a file of test samples has an argument for it."""
+    if test_data is None:
+        return recipe.make(seed, data)
+    if "test_data" not in inspect.signature(recipe.make).parameters:
+        raise UserError(f"task {recipe.name} has test samples of its own; leave --test-data out")
+    return recipe.make(seed, data, test_data)  # type: ignore[call-arg]
+
+
+def compiled(model: nn.Module, loss: Callable[[Any, Any], Tensor], train: SampleSet) -> Kernel | None:
+    """The compiled gradient of a model, if there is one: the model brings it, or it is a perceptron."""
+    bring: Callable[..., Kernel | None] | None = getattr(model, "kernel", None)
+    if bring is not None:
+        return bring(loss, train.samples)
+    from hocket.kernels.dense import DenseKernel  # Numba takes half a second to import
+
+    return DenseKernel.recognise(model, loss, train.samples)
 
 
 task: Registry[Recipe] = Registry("task", "tasks")

@@ -27,7 +27,7 @@ class Digits:
     name: ClassVar[str]
 
     def make(self, seed: int, data: Path | None) -> Task:
-        return Task(model=_model, data=_digits, target=0.95, epochs=20, batch=32, lr=0.1, momentum=0.9)
+        return Task(model=_model, data=_digits, target=0.95, epochs=30, batch=32, lr=0.1, momentum=0.9)
 
 
 def _model() -> nn.Module:
