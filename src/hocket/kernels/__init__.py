@@ -1,0 +1,1 @@
+"""Compiled loops that run without the GIL: atomics, locks, and one parameter vector that many workers share."""

@@ -1,0 +1,157 @@
+"""Matrix factorisation of ratings, compiled: an update touches a user's and an item's factors and biases.
+
+The parameters are the factors of all users [users, rank], those of all items [items, rank], the users' biases and the
+items' biases.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hocket.kernels.compiled import kernel
+from hocket.kernels.control import BROKEN, NO_ROW
+from hocket.kernels.family import (
+    BROKEN_LOCK,
+    DIVERGED,
+    DONE,
+    FASTMATH,
+    STOPPED,
+    Columns,
+    Floats,
+    Integers,
+    Kernel,
+    KernelWorker,
+    note,
+    stop_all,
+)
+from hocket.kernels.scatter import scatter
+from hocket.kernels.shared import close_read, next_batch, open_read, stopped
+
+
+@kernel(fastmath=FASTMATH)
+def rating_gradient(
+    x: Floats,
+    pairs: Integers,
+    ratings: Floats,
+    users: int,
+    items: int,
+    rank: int,
+    mean: float,
+    l2: float,
+    chosen: Integers,
+    touched: Columns,
+    seen: Floats,
+    g: Floats,
+) -> tuple[float, int]:
+    """The mean squared error of the chosen ratings at x, and how many elements of `touched`, `seen`, `g` it filled."""
+    n = chosen.size
+    decay = np.float32(l2 / n)
+    loss = 0.0
+    at = 0
+    for sample in chosen:
+        user, item = pairs[sample, 0], pairs[sample, 1]
+        p_at, q_at = user * rank, (users + item) * rank
+        user_bias_at = (users + items) * rank + user
+        item_bias_at = (users + items) * rank + users + item
+        p, q = x[p_at : p_at + rank], x[q_at : q_at + rank]
+        user_bias, item_bias = x[user_bias_at], x[item_bias_at]
+        product = np.float32(0)
+        for f in range(rank):
+            touched[at + f], seen[at + f] = p_at + f, p[f]
+            touched[at + rank + f], seen[at + rank + f] = q_at + f, q[f]
+            product += seen[at + f] * seen[at + rank + f]
+        error = np.float32(mean) + user_bias + item_bias + product - ratings[sample]
+        loss += error * error
+        slope = np.float32(2) * error / np.float32(n)
+        for f in range(rank):
+            g[at + f] = slope * seen[at + rank + f] + decay * seen[at + f]
+            g[at + rank + f] = slope * seen[at + f] + decay * seen[at + rank + f]
+        at += 2 * rank
+        touched[at], seen[at], g[at] = user_bias_at, user_bias, slope + decay * user_bias
+        touched[at + 1], seen[at + 1], g[at + 1] = item_bias_at, item_bias, slope + decay * item_bias
+        at += 2
+    return loss / n, at
+
+
+@kernel
+def factor_loop(
+    control: Integers,
+    rows: Floats,
+    worker: int,
+    pairs: Integers,
+    ratings: Floats,
+    users: int,
+    items: int,
+    rank: int,
+    mean: float,
+    l2: float,
+    order: Integers,
+    batch: int,
+    lr: float,
+    touched: Columns,
+    seen: Floats,
+    g: Floats,
+    log_loss: Floats,
+    log_samples: Integers,
+    log_clock: Integers,
+) -> tuple[int, int]:
+    """A worker's part of an epoch: updates made, and how it ended."""
+    dim = (users + items) * (rank + 1)
+    made = 0
+    while not stopped(control):
+        begin = next_batch(control) * batch
+        if begin >= order.size:
+            return made, DONE
+        chosen = order[begin : min(begin + batch, order.size)]
+        read = open_read(control, rows, worker)
+        if read == NO_ROW:
+            return made, BROKEN_LOCK
+        loss, count = rating_gradient(
+            rows[read], pairs, ratings, users, items, rank, mean, l2, chosen, touched, seen, g
+        )
+        close_read(control, worker, read)
+        if not np.isfinite(loss):
+            stop_all(control)
+            note(log_loss, log_samples, log_clock, made, loss, chosen.size)
+            return made + 1, DIVERGED
+        if scatter(control, rows, worker, dim, touched, seen, g, count, lr) == BROKEN:
+            return made, BROKEN_LOCK
+        note(log_loss, log_samples, log_clock, made, loss, chosen.size)
+        made += 1
+    return made, STOPPED
+
+
+class FactorWorker(KernelWorker):
+    """One worker's workspace: the touched elements of a batch."""
+
+    loop: ClassVar[Any] = staticmethod(factor_loop)
+
+    def __init__(self, kernel: FactorKernel, index: int, batch: int) -> None:
+        super().__init__(index, batch)
+        capacity = batch * 2 * (kernel.rank + 1)
+        self._kernel = kernel
+        self._touched = np.zeros(capacity, np.int32)
+        self._seen, self._g = np.zeros(capacity, np.float32), np.zeros(capacity, np.float32)
+
+    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
+        k = self._kernel
+        problem = self.index, k.pairs, k.ratings, k.users, k.items, k.rank, k.mean, k.l2
+        return (*problem, order, self.batch, float(lr), self._touched, self._seen, self._g)
+
+
+class FactorKernel(Kernel):
+    """A factorisation and the ratings that it is trained on."""
+
+    def __init__(
+        self, pairs: Integers, ratings: Floats, users: int, items: int, rank: int, mean: float, l2: float
+    ) -> None:
+        self.pairs, self.ratings = np.ascontiguousarray(pairs), np.ascontiguousarray(ratings)
+        self.users, self.items, self.rank, self.mean, self.l2 = users, items, rank, mean, l2
+        self.samples = len(ratings)
+        self.dim = (users + items) * (rank + 1)
+
+    def worker(self, index: int, batch: int, momentum: float = 0.0) -> FactorWorker:
+        assert momentum == 0
+        return FactorWorker(self, index, batch)

@@ -1,0 +1,121 @@
+"""What the compiled loops of all families of models have in common: their log, how they end, and how they are run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numba
+import numpy as np
+
+from hocket.kernels import atomics
+from hocket.kernels.compiled import kernel
+from hocket.kernels.control import STOP
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Columns = np.ndarray[Any, np.dtype[np.int32]]
+
+# How a worker's epoch ended: no batch was left, it was told to stop, a lock broke, the loss was not finite
+DONE, STOPPED, BROKEN_LOCK, DIVERGED = range(4)
+
+FASTMATH = {"reassoc", "contract", "nsz"}
+"""Sums may be reordered, which lets them use vector registers; NaN and infinity keep their meaning."""
+
+
+class Memory(Protocol):
+    """The part of a SharedVector that compiled loops work on."""
+
+    @property
+    def control(self) -> Integers: ...
+
+    @property
+    def rows(self) -> Floats: ...
+
+
+@dataclass(frozen=True)
+class Log:
+    """One entry an update: its batch's mean loss, how many samples that had, and the monotonic clock after it."""
+
+    loss: Floats
+    samples: Integers
+    clock_ns: Integers
+
+    @classmethod
+    def empty(cls, capacity: int) -> Log:
+        return cls(np.zeros(capacity, np.float32), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64))
+
+    def first(self, n: int) -> Log:
+        return Log(self.loss[:n], self.samples[:n], self.clock_ns[:n])
+
+
+@kernel
+def note(log_loss: Floats, log_samples: Integers, log_clock: Integers, at: int, loss: float, samples: int) -> None:
+    """Log one update."""
+    log_loss[at] = loss
+    log_samples[at] = samples
+    log_clock[at] = atomics.monotonic_ns()
+
+
+@kernel
+def stop_all(control: Integers) -> None:
+    """Tell every worker to end."""
+    atomics.store(control, STOP, 1)
+
+
+class KernelWorker(ABC):
+    """One worker of a kernel: its workspace and its log. Used by one thread at a time."""
+
+    loop: ClassVar[Any]
+    """The compiled loop."""
+
+    def __init__(self, index: int, batch: int) -> None:
+        self.index, self.batch = index, batch
+        self.log = Log.empty(0)
+        """Of the last epoch."""
+
+    @abstractmethod
+    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
+        """What the loop takes between the shared memory and the log."""
+
+    def run_epoch(self, shared: Memory, order: Integers, lr: float) -> int:
+        """Take batches of `order` until none is left; says how it ended.
+
+        The counter of batches, control[NEXT], must be 0 before the first worker of an epoch begins.
+        """
+        log = Log.empty(-(-len(order) // self.batch))
+        taken, end = self.loop(
+            shared.control, shared.rows, *self.arguments(order, lr), log.loss, log.samples, log.clock_ns
+        )
+        self.log = log.first(taken)
+        return int(end)
+
+    def compile(self) -> None:
+        """Compile the loop, or load it from the cache, without running it."""
+        log = Log.empty(0)
+        control, rows = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
+        given = (control, rows, *self.arguments(np.zeros(0, np.int64), 0.1), log.loss, log.samples, log.clock_ns)
+        self.loop.compile(tuple(numba.typeof(value) for value in given))
+
+
+class Kernel(ABC):
+    """A model, its loss and its training data, compiled."""
+
+    dim: int
+    """The number of parameters, laid out in the order of the module's parameters."""
+    samples: int
+    takes_momentum: ClassVar[bool] = False
+
+    @abstractmethod
+    def worker(self, index: int, batch: int, momentum: float = 0.0) -> KernelWorker:
+        """A worker's state, for the whole run."""
+
+    def compile(self) -> None:
+        """Compile what a run needs, so that its time can be shown and left out."""
+        self.worker(0, 1).compile()
+
+    def running(self) -> AbstractContextManager[Any]:
+        """To be held while workers run."""
+        return nullcontext()
