@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from hocket.core.shared import Sharing
 from hocket.kernels.atomics import fetch_add
 from hocket.kernels.compiled import kernel
 from hocket.kernels.control import BROKEN, NEXT, NO_ROW, READ_VERSION, WORKER_AREA, WORKER_WORDS
 from hocket.kernels.shared import acquire, close_read, close_write, open_read, open_write, publish, stopped
-from hocket.kernels.vector import Block, SharedVector, Sharing
+from hocket.kernels.vector import Block, SharedVector, nbytes
 
 TORN, BROKE = 0, 1
 WAIT_S = 100.0
@@ -94,7 +95,7 @@ class Crew:
     """Workers in forked processes, each of which maps the block by its path."""
 
     def __init__(self, sharing: Sharing, updates: int) -> None:
-        block = Block.create(sharing.nbytes)
+        block = Block.create(nbytes(sharing))
         self.path = block.path
         self.vector = SharedVector.create(block, sharing)
         self.reports = Block.anonymous(64 * sharing.workers)

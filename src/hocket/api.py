@@ -41,6 +41,7 @@ def fit(
     seed: int = 0,
     target: float | None = None,
     data: str | Path | None = None,
+    test_data: str | Path | None = None,
     device: str = "cpu",
     deadline: float = DEADLINE_S,
     trace: int = DETAIL,
@@ -62,6 +63,7 @@ def fit(
         strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
         momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, lr_decay=lr_decay,
         seed=seed, target=target, data=str(data) if data else None,
+        test_data=str(test_data) if test_data else None,
         device=device, deadline=deadline, trace=trace, hosts=hosts, mpiexec=mpiexec, sim=sim or {},
     )  # fmt: skip
     name = task if isinstance(task, str) else ""

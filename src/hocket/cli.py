@@ -130,7 +130,11 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of data order and initial weights. [0]", **_OPTIONS)] = None,
     target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
     data: Annotated[
-        str | None, typer.Option(help="Folder with data sets. [$HOCKET_DATA, the cache]", **_OPTIONS)
+        str | None,
+        typer.Option(help="Folder with data sets, or a file of samples (logistic, svm, factorization).", **_OPTIONS),
+    ] = None,
+    test_data: Annotated[
+        str | None, typer.Option(help="File of test samples. [a fifth of the file --data]", **_OPTIONS)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]", **_OPTIONS)] = None,
     deadline: Annotated[
@@ -167,8 +171,8 @@ def train(
     flags = dict(
         strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
         momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, lr_decay=lr_decay,
-        seed=seed, target=target, data=data, device=device,
-        deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
+        seed=seed, target=target, data=data, test_data=test_data,
+        device=device,        deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
     )  # fmt: skip
     from hocket.core.environment import launched_rank, launched_size
     from hocket.display import choose
@@ -249,6 +253,7 @@ def _summary(result: Result) -> None:
         (f"test {result.metric}", number(result.test_metric)),
         ("bytes sent", f"{result.bytes_sent:,}"),
     ]
+    rows += _asynchrony(result)
     if result.target is not None:
         reached = "not reached" if result.time_to_target is None else f"after {result.time_to_target:.4g} s"
         rows.append((f"target {result.target:g}", reached))
@@ -260,6 +265,26 @@ def _summary(result: Result) -> None:
     for r, worker in enumerate(result.per_worker[:8]):
         parts = ", ".join(f"{worker[k]:.2f} s {k}" for k in ("compute", "communication", "waiting"))
         print(f" worker {r}: {parts}")
+
+
+def _asynchrony(result: Result) -> list[tuple[str, str]]:
+    """Where workers do not wait for each other: how stale the updates were, and what became of them."""
+    rows = []
+    if result.staleness["max"]:
+        rows.append(("staleness", f"{result.staleness['mean']:.2f} on average, {result.staleness['max']} at most"))
+    if result.shared is None:
+        return rows
+    found = result.shared
+    rows.append(("updates", f"{found['updates']:,} ({found['updates_per_s']:,.0f}/s), {found['dropped']:,} dropped"))
+    tries = sum(int(k) * n for k, n in found["failed_tries"].items())
+    if found["failed_tries"]:
+        rows.append(("failed tries", f"{tries:,} compare-and-swaps"))
+    else:
+        rows.append(("lock wait", f"{found['lock_wait_s']:.4g} s, all workers together"))
+    rows.append(("vectors alive", f"{found['peak_vectors']} at the peak"))
+    times = [f"{part} % after {s:.4g} s" for part, s in result.time_to_loss.items() if s is not None]
+    rows.append(("initial loss", ", ".join(times) or "never fell to 75 %"))
+    return rows
 
 
 @app.command()
@@ -274,7 +299,8 @@ def compare(
     lr: Annotated[float | None, typer.Option(help="Learning rate. [the task's]", **_OPTIONS)] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum. [the task's]", **_OPTIONS)] = None,
     target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with data sets.", **_OPTIONS)] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with data sets, or a file of samples.", **_OPTIONS)] = None,
+    test_data: Annotated[str | None, typer.Option(help="File of test samples.", **_OPTIONS)] = None,
     sim: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)
     ] = None,
@@ -296,6 +322,7 @@ def compare(
         raise UserError("--workers and --seeds must be 1 or more")
     values = dict(
         task=task, engine=engine, epochs=epochs, batch=batch, lr=lr, momentum=momentum, target=target, data=data,
+        test_data=test_data,
         sim=_pairs(sim or [], "--sim"),
     )  # fmt: skip
     spec = RunSpec.from_mapping(values)

@@ -29,6 +29,7 @@ from hocket.engines import DEADLINE_S, Engine, engine
 from hocket.measure.trace import DETAIL
 from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task, task
+from hocket.tasks.base import make_task
 
 WORKERS = 2
 """How many workers, unless the strategy or the user says otherwise."""
@@ -59,6 +60,9 @@ class RunSpec:
     target: float | None = None
     """Stop when the test metric reaches this."""
     data: str | None = None
+    """Where the task's data sets are; for a task on the user's own data, the file of training samples."""
+    test_data: str | None = None
+    """For such a task: the file of test samples."""
     device: str = "cpu"
     deadline: float = DEADLINE_S
     """Seconds that a rank may wait for another."""
@@ -187,7 +191,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def load_task(name: str, seed: int, data: str | None) -> Task:
+def load_task(name: str, seed: int, data: str | None, test_data: str | None = None) -> Task:
     """The task that a name stands for: one that ships with Hocket, or `path/to/file.py:task`."""
     path, colon, attribute = name.rpartition(":")
     if colon and path.endswith(".py"):
@@ -198,8 +202,8 @@ def load_task(name: str, seed: int, data: str | None) -> Task:
         raise UserError(f"{attribute} in {path} {what}; write there: {attribute} = hocket.Task(model=..., data=...)")
     if name.endswith(".py"):
         raise UserError(f"say which task of {name} to train: {name}:task")
-    folder = Path(data).expanduser() if data else None
-    return task.make(name).make(seed, folder)
+    given = [Path(p).expanduser() if p else None for p in (data, test_data)]
+    return make_task(task.make(name), seed, *given)
 
 
 class StopLoading(BaseException):

@@ -124,6 +124,9 @@ class Team:
             return original(lambda: loss[0]) if needs_closure else original()
 
         worker = Worker(self._comm, self._rank.clock, flat, optimizer, self._seed, original_step)
+        sharing = self._strategy.sharing(flat.x.numel(), self.size)
+        if sharing is not None:
+            worker.shared = self._comm.share(sharing, flat.x)
         steps = self._strategy.worker(worker)
         next(steps)
         gradient = Gradient(flat.gradient, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import traceback as tb
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,10 @@ from hocket.display import Display, Silent
 from hocket.engines import Listener, Program, engine, mpi
 from hocket.loop import device_of, run_rank
 from hocket.measure.folder import RunFolder
+from hocket.measure.losses import PARTS
 from hocket.measure.result import Result, Verdict, staleness_summary, versions
 from hocket.spec import RunSpec, find_name, load_task
-from hocket.tasks import Task
+from hocket.tasks import SampleSet, Task
 
 __all__ = ["train"]
 
@@ -44,8 +46,9 @@ def train(
     if ".py:" in spec.task:  # wherever the spec is read again, it means this file
         path, _, name = spec.task.rpartition(":")
         spec = dataclasses.replace(spec, task=f"{Path(path).resolve()}:{name}")
-    given, task = task, task or load_task(spec.task, spec.seed, spec.data)
-    spec, reason = _choose_engine(spec, given)
+    given, task = task, task or load_task(spec.task, spec.seed, spec.data, spec.test_data)
+    train_samples, test_samples = task.load()
+    spec, reason = _choose_engine(spec, given, task, train_samples)
     spec = spec.resolved(task)
     chosen = spec.make_engine()
     assert spec.workers and spec.batch and spec.engine
@@ -59,7 +62,6 @@ def train(
     ranks = spec.workers + strategy.server_ranks()
     chosen.check(spec.workers)
     device_of(spec.device, 0)
-    train_samples, test_samples = task.load()
     _check_batch(spec, len(train_samples))
     _check_model(spec, task)
 
@@ -127,7 +129,7 @@ def _check_batch(spec: RunSpec, samples: int) -> None:
         )
 
 
-def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
+def _choose_engine(spec: RunSpec, given: Task | None, task: Task, train: SampleSet) -> tuple[RunSpec, str]:
     """The engine that was asked for, or the best that can start; inside a launcher, its ranks."""
     if given is not None and not spec.task:
         spec = dataclasses.replace(spec, task=find_name(given) or "")
@@ -140,6 +142,8 @@ def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
             name, reason = "torch", " (started by torchrun)"
         elif inside_mpi():
             name, reason = "mpi", " (started by mpiexec)"
+        elif _is_compiled(spec, task, train):
+            name, reason = "threads", " (compiled workers)"
         elif why := mpi.available():
             name, reason = "threads", f" ({why})"
         elif not spec.task:
@@ -152,6 +156,24 @@ def _choose_engine(spec: RunSpec, given: Task | None) -> tuple[RunSpec, str]:
     if spec.workers is None and name in ("mpi", "torch"):
         spec = dataclasses.replace(spec, workers=launched_size() or mpi.slots(spec.hosts) or None)
     return spec, reason
+
+
+def _is_compiled(spec: RunSpec, task: Task, train: SampleSet) -> bool:
+    if "shared-memory" not in spec.make_strategy().needs:
+        return False
+    from hocket.compiled import kernel_for  # Numba takes half a second to import
+
+    return kernel_for(spec, task, train) is not None
+
+
+def _middle(times: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """For each part of the initial loss, when the workers were there: the median, None if fewer than half were."""
+    found: dict[str, float | None] = {}
+    for part in (f"{p:g}" for p in PARTS):
+        reached = sorted(t.get(part, math.inf) for t in times)
+        middle = reached[len(reached) // 2]
+        found[part] = middle if math.isfinite(middle) else None
+    return found
 
 
 class Recorder(Listener):
@@ -191,6 +213,8 @@ class Recorder(Listener):
                 self._display.metric(self._task.metric_name, data[self._metric_key()], data["train_loss"])
                 if self._folder:
                     self._folder.point(data)
+            case "note":
+                self._display.note(data["line"])
             case "model":
                 self._model = blob
                 if self._folder:
@@ -248,6 +272,9 @@ class Recorder(Listener):
             per_worker=[{k: r[k] for k in keys if k in r} for r in reports],
             consensus_distance=first["consensus_distance"],
             parameters=first["parameters"],
+            time_to_loss=_middle([r["time_to_loss"] for r in reports]),
+            shared=first.get("shared"),
+            compile_seconds=first.get("compile_seconds"),
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
             state=self._state(),
         )

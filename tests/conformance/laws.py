@@ -16,7 +16,8 @@ from hocket.core.errors import UserError
 from hocket.core.message import Message
 from hocket.core.vector import FlatModel, Gradient
 from hocket.core.worker import Worker
-from hocket.loop import Loop, serve
+from hocket.loop import Loop
+from hocket.serve import serve
 from hocket.spec import RunSpec
 from hocket.strategies import strategy
 from hocket.tasks import Task
@@ -249,6 +250,8 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
             found[f"fit/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3))
             if not has_servers(name):
                 found[f"own/{name}"] = own_loop(rank, name)
+            if n == 1:
+                found[f"momentum/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3, momentum=0.9))
             found[f"norm/{name}"] = trained(rank, NORM, spec(n, strategy=name, seed=3, steps=20))
     return found
 

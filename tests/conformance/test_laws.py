@@ -77,8 +77,18 @@ def test_replicas_end_bit_equal(name: str, size: int) -> None:
 def test_the_users_own_loop_is_fit(name: str, size: int) -> None:
     for rank in facts(name, size):
         for s in strategy:
-            if laws.usable(s, size) and not laws.has_servers(s):
+            if laws.usable(s, size) and strategy.make(s).lockstep:
                 assert close(rank[f"own/{s}"], rank[f"fit/{s}"]), s
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("method", ["mutex", "rwlock", "hogwild", "leashed"])
+def test_alone_with_the_shared_vector_is_serial(name: str, method: str) -> None:
+    """Also with momentum, and in the user's own loop."""
+    (rank,) = facts(name, 1)
+    assert close(rank[f"fit/{method}"], rank["fit/serial"])
+    assert close(rank[f"own/{method}"], rank["fit/serial"])
+    assert close(rank[f"momentum/{method}"], rank["momentum/serial"])
 
 
 @every_engine_and_size

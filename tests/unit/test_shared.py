@@ -14,10 +14,11 @@ import torch
 from canary import in_threads, values
 
 from hocket.core.errors import UserError
+from hocket.core.shared import MAX_WORKERS, Backoff, Method, Sharing
 from hocket.core.staleness import Handling, Staleness
-from hocket.kernels.control import APPLIED, DROPPED, MAX_WORKERS, NO_ROW, RETRY
+from hocket.kernels.control import APPLIED, DROPPED, NO_ROW, RETRY
 from hocket.kernels.shared import close_write, next_batch, open_read, open_write, release, stopped
-from hocket.kernels.vector import Backoff, Block, LockBroken, Method, SharedVector, Sharing
+from hocket.kernels.vector import Block, LockBroken, SharedVector, nbytes
 
 METHODS = get_args(Method)
 LOCKS = ("mutex", "rwlock")
@@ -27,7 +28,7 @@ ROUNDS = 30  # chances for workers to meet; the first one is nearly always enoug
 
 def make(method: Any, dim: int = 10, workers: int = 2, **options: Any) -> SharedVector:
     sharing = Sharing(method, dim, workers, **options)
-    return SharedVector.create(Block.anonymous(sharing.nbytes), sharing)
+    return SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
 
 
 def ones(dim: int) -> np.ndarray:

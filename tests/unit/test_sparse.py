@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from hocket.core.errors import UserError
+from hocket.core.shared import Sharing
 from hocket.core.vector import FlatModel
 from hocket.kernels.control import NEXT, STOP
 from hocket.kernels.family import DIVERGED, DONE, STOPPED
 from hocket.kernels.sparse import SparseKernel, linear_gradient
-from hocket.kernels.vector import Block, SharedVector, Sharing
+from hocket.kernels.vector import Block, SharedVector, nbytes
 from hocket.tasks import Task, task
 from hocket.tasks.base import SampleSet, compiled, make_task
 from hocket.tasks.sparse import SparseLinear, SparseRows, hinge_loss, logistic_loss
@@ -56,7 +57,7 @@ def dense(data: SparseRows) -> torch.Tensor:
 
 def share(kernel: Any, x: np.ndarray, method: Any = "hogwild", workers: int = 1, **options: Any) -> SharedVector:
     sharing = Sharing(method, kernel.dim, workers, **options)
-    vector = SharedVector.create(Block.anonymous(sharing.nbytes), sharing)
+    vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
     vector.set(x)
     return vector
 

@@ -47,6 +47,7 @@ FIELDS = dict(
     seed=st.integers(),
     target=st.none() | numbers,
     data=st.none() | words,
+    test_data=st.none() | words,
     device=words,
     deadline=numbers,
     trace=st.integers(),

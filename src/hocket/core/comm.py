@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.message import Message
+from hocket.core.shared import Shared, Sharing
 from hocket.core.status import Status
 
 ANY = -1
@@ -74,6 +75,9 @@ class Comm(Protocol):
     def split(self, color: int, key: int = 0) -> Comm: ...
 
     def counter(self) -> Counter: ...
+
+    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+        """Put rank 0's `x` where all ranks see it. For engines that offer shared memory."""
 
 
 Tell = Callable[[str, dict[str, Any], bytes], None]

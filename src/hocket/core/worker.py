@@ -14,6 +14,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 from hocket.core.registry import Registry
 from hocket.core.server import Server
+from hocket.core.shared import Shared, Sharing
 from hocket.core.vector import FlatModel, Gradient, Weighted
 
 Steps = Generator[None, Gradient | None, None]
@@ -44,6 +45,10 @@ class Strategy(ABC):
     def server(self, s: Server) -> None:
         """The life of a server rank, for a strategy that has any."""
         raise AssertionError(f"{self.name} has no servers")
+
+    def sharing(self, dim: int, workers: int) -> Sharing | None:
+        """How a vector of `dim` parameters lies in shared memory, for a strategy that needs it."""
+        return None
 
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
@@ -86,8 +91,24 @@ class Worker:
         self.rng = torch.Generator().manual_seed(seed * 1_000_003 + self.rank)
         self.common_rng = torch.Generator().manual_seed(seed)
         """Draws the same on every worker, for what all must agree on without asking."""
+        self._shared: Shared | None = None
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
+
+    @property
+    def shared(self) -> Shared:
+        """The vector that all workers share, for a strategy that needs shared memory."""
+        assert self._shared is not None, "the strategy does not ask for shared memory"
+        return self._shared
+
+    @shared.setter
+    def shared(self, shared: Shared) -> None:
+        self._shared = shared
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this step."""
+        return float(self._optimizer.param_groups[0]["lr"])
 
     def descend(self, g: Gradient, stale: int = 0) -> None:
         """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too.

@@ -21,6 +21,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, reduce_in_order
 from hocket.core.errors import Aborted, RankFailed
 from hocket.core.message import Message
+from hocket.core.shared import Shared, Sharing
 from hocket.core.status import Status
 from hocket.engines.base import TICK_S, Listener, Main, first_failure, operation_of
 
@@ -96,6 +97,14 @@ class World(ABC):
         with self.exclusive():
             self.aborted = True
             self.changed(range(self.size))
+
+    @abstractmethod
+    def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
+        """Memory that all ranks share, with the parameters `x` in it."""
+
+    @abstractmethod
+    def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
+        """What a rank, which has the number `worker` there, sees of such memory."""
 
     def thread_began(self, rank: int) -> None:  # noqa: B027 - a world may need nothing here
         """Called first on each rank's thread."""
@@ -260,6 +269,13 @@ class LocalComm:
     def counter(self) -> LocalCounter:
         numbers = self._meet("counter", None, 0, lambda parts: [itertools.count()] * self.size)()
         return LocalCounter(self._world, self._me, numbers)
+
+    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+        def combine(parts: list[Tensor]) -> list[Any]:
+            return [self._world.make_shared(sharing, parts[0])] * self.size
+
+        shared_by = self._meet("share", x.detach(), 0, combine)()
+        return self._world.shared_by(shared_by, self._me, self.rank)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -23,6 +24,7 @@ from hocket.core.control import Control
 from hocket.core.environment import inside_mpi
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
+from hocket.core.shared import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
@@ -38,7 +40,7 @@ class Mpi(Engine):
     mpiexec: str = ""
     """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
     deadline: float = DEADLINE_S
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
@@ -229,6 +231,11 @@ class MpiComm:
     def split(self, color: int, key: int = 0) -> Comm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
         return MpiComm(self._comm.Split(color, key), self._deadline)
+
+    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+        from hocket.engines.memory import between_processes
+
+        return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 
     def counter(self) -> MpiCounter:
         self.barrier()

@@ -19,11 +19,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from hocket.core.errors import CommError, UserError
+from hocket.core.shared import Shared, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.base import Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World, run_threads
+from hocket.engines.sim_memory import SimMemory, SimShared
 
 
 @engine("sim")
@@ -35,6 +39,10 @@ class Sim(Engine):
     """Time of a full batch's gradient: `2ms`, `lognormal:2ms:0.3` (median, sigma) or `measured`."""
     latency: str = "50us"
     bandwidth: str = "10Gbit"
+    memory: str = "80Gbit"
+    """What one worker reads or writes of shared memory in a second."""
+    block: int = 1024
+    """Parameters of shared memory that a worker reads or writes before others may come in between."""
     stragglers: str = ""
     """`1x3`: one worker (rank 1) is three times slower; `1x3+2x1.5` adds two more (ranks 2 and 3)."""
     ties: int = 0
@@ -42,13 +50,16 @@ class Sim(Engine):
     seed: int = 0
     workers: int = 0
     """Ranks that compute, and may be slow; those behind them serve. 0 is all."""
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
 
     def __post_init__(self) -> None:
         compute_model(self.compute, random.Random())
         self.slowdowns(1 << 30)
         seconds(self.latency, "latency")
         bytes_per_second(self.bandwidth, "bandwidth")
+        bytes_per_second(self.memory, "memory")
+        if self.block < 1:
+            raise UserError(f"sim: block must be 1 or more parameters, got {self.block}")
 
     def slowdowns(self, size: int) -> list[tuple[int, float]]:
         """(how many, factor) for each group of slow workers."""
@@ -93,6 +104,7 @@ class SimWorld(World):
         super().__init__(size)
         self._latency_s = seconds(sim.latency, "latency")
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
+        self._memory_byte_s, self._block = 1 / bytes_per_second(sim.memory, "memory"), sim.block
         self._compute = [compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)]
         self._slow = [1.0] * size
         after = 1  # rank 0 comes last: it is the one that people look at
@@ -238,6 +250,17 @@ class SimWorld(World):
     def count_from_here(self, rank: int) -> None:
         """For measured compute times: what this thread did until now is paid for, or free."""
         self._counted_s[rank] = time.thread_time()
+
+    def spend(self, rank: int, cost_s: float) -> None:
+        """Something other than a gradient took this long."""
+        if not self.free[rank]:
+            self.now_s[rank] += cost_s
+
+    def make_shared(self, sharing: Sharing, x: Tensor) -> SimMemory:
+        return SimMemory(self, sharing, x, self._memory_byte_s, self._block)
+
+    def shared_by(self, memory: SimMemory, rank: int, worker: int) -> Shared:
+        return SimShared(memory, rank, worker)
 
     def catch_up(self, rank: int) -> None:
         """Ranks compute ahead of each other; before one sends or receives, all earlier ones must have run.

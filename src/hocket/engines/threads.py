@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -9,8 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from hocket.core.clock import RealClock
 from hocket.core.errors import DeadlineExceeded
+from hocket.core.shared import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.local import Wait, World, run_threads
@@ -22,7 +26,7 @@ class Threads(Engine):
     """Ranks are threads of one process: nothing to install, and the interpreter lock to share."""
 
     deadline: float = DEADLINE_S
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
@@ -40,6 +44,16 @@ class ThreadWorld(World):
         self._lock = threading.RLock()
         self._awake = [threading.Condition(self._lock) for _ in range(size)]
         self._clocks = [RealClock() for _ in range(size)]
+
+    def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
+        from hocket.engines.memory import in_one_process
+
+        return in_one_process(dataclasses.replace(sharing, deadline_s=self._deadline), x)
+
+    def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
+        from hocket.engines.memory import Mapped
+
+        return Mapped(memory, worker)
 
     def exclusive(self) -> AbstractContextManager[Any]:
         return self._lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ from hocket.core.control import Control
 from hocket.core.environment import inside_torchrun
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
+from hocket.core.shared import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
@@ -41,7 +43,7 @@ class TorchDistributed(Engine):
     """Ranks are processes on torch.distributed: Gloo on CPUs, NCCL where each rank has its own GPU."""
 
     deadline: float = DEADLINE_S
-    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source"})
+    offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "shared-memory"})
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
@@ -187,6 +189,11 @@ class TorchComm:
             limit = timedelta(seconds=self._deadline)
             groups[wanted] = dist.new_group(members, timeout=limit, use_local_synchronization=False)
         return TorchComm(groups[color], self._deadline)
+
+    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+        from hocket.engines.memory import between_processes
+
+        return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 
     def counter(self) -> StoreCounter:
         self._counters += 1

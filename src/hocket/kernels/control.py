@@ -28,12 +28,12 @@ NEXT = 3 * LINE  # batches handed out
 STOP = 4 * LINE  # not 0: workers shall end
 RECOVERED = 5 * LINE  # locks taken over from a worker that died with it
 LOCK = 6 * LINE  # a pthread mutex or rwlock, with room to spare
-WORKER_AREA = 10 * LINE  # worker 0's words, worker 1's, ..., an observer's; then a line a slot for its reference count
+ARRIVED = 10 * LINE  # workers that have begun an epoch, over all epochs
+WORKER_AREA = 11 * LINE  # worker 0's words, worker 1's, ..., an observer's; then a line a slot for its reference count
 
 SLOT_BITS = 16
 SLOT_MASK = (1 << SLOT_BITS) - 1
 CLAIMED = 1 << 32  # taken off a reference count while a writer owns the slot: more than any number of readers
-MAX_WORKERS = SLOT_MASK // 2 - 1
 
 STALENESS_BINS = 256  # the last one counts everything beyond
 TRIES_BINS = 64

@@ -37,6 +37,7 @@ from hocket.kernels.family import (
 )
 from hocket.kernels.shared import (
     acquire,
+    begin_together,
     close_write,
     next_batch,
     open_write,
@@ -254,6 +255,7 @@ def dense_loop(
     dim = plan[-1, BIAS] + plan[-1, OUT]
     direct = control[METHOD] == HOGWILD and control[HANDLING] < GAP and momentum == 0
     made = 0
+    begin_together(control)
     while not stopped(control):
         begin = next_batch(control) * batch
         if begin >= order.size:

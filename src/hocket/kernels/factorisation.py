@@ -27,7 +27,7 @@ from hocket.kernels.family import (
     stop_all,
 )
 from hocket.kernels.scatter import scatter
-from hocket.kernels.shared import close_read, next_batch, open_read, stopped
+from hocket.kernels.shared import begin_together, close_read, next_batch, open_read, stopped
 
 
 @kernel(fastmath=FASTMATH)
@@ -100,6 +100,7 @@ def factor_loop(
     """A worker's part of an epoch: updates made, and how it ended."""
     dim = (users + items) * (rank + 1)
     made = 0
+    begin_together(control)
     while not stopped(control):
         begin = next_batch(control) * batch
         if begin >= order.size:

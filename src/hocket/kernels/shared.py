@@ -19,10 +19,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.kernels.atomics import fetch_add, load
+from hocket.kernels.atomics import fetch_add, load, monotonic_ns, sched_yield
 from hocket.kernels.compiled import kernel
 from hocket.kernels.control import (
     APPLIED,
+    ARRIVED,
     BASE_HEAD,
     BROKEN,
     DROPPED,
@@ -65,12 +66,24 @@ Rows = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
 _ONE_VERSION = 1 << SLOT_BITS
+PATIENCE_NS = 10_000_000
 
 
 @kernel
 def next_batch(control: Words) -> int:
     """The number of a batch that no other worker gets."""
     return fetch_add(control, NEXT, 1)
+
+
+@kernel
+def begin_together(control: Words) -> None:
+    """Wait until all workers are here, or for a hundredth of a second: who is late then begins late."""
+    workers = control[WORKERS]
+    arrived = fetch_add(control, ARRIVED, 1) + 1
+    all_here = (arrived + workers - 1) // workers * workers
+    until = monotonic_ns() + PATIENCE_NS
+    while load(control, ARRIVED) < all_here and monotonic_ns() < until:
+        sched_yield()
 
 
 @kernel

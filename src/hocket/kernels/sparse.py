@@ -32,6 +32,7 @@ from hocket.kernels.family import (
 )
 from hocket.kernels.scatter import scatter
 from hocket.kernels.shared import (
+    begin_together,
     close_read,
     close_write,
     next_batch,
@@ -235,6 +236,7 @@ def sparse_loop(
     skip = (control[WORKERS] - 1) * batch
     problem = pointers, columns, values, targets, decay, hinge
     count = made = 0
+    begin_together(control)
     while not stopped(control):
         begin = next_batch(control) * batch
         if begin >= order.size:

@@ -7,23 +7,17 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core.errors import UserError
+from hocket.core.shared import MAX_WORKERS, Sharing, Statistics
 from hocket.kernels import control as c
 from hocket.kernels import locks, shared
 from hocket.kernels.leashed import count_word
 
-if TYPE_CHECKING:
-    from hocket.core.staleness import Handling
-
-Method = Literal["mutex", "rwlock", "hogwild", "leashed"]
-Backoff = Literal["none", "constant", "exponential", "yield"]
 Vector = NDArray[np.float32]
 
 _METHODS = {"mutex": c.MUTEX, "rwlock": c.RWLOCK, "hogwild": c.HOGWILD, "leashed": c.LEASHED}
@@ -92,89 +86,6 @@ class Block:
             self.path = None
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """How a vector of `dim` parameters is shared."""
-
-    method: Method
-    dim: int
-    workers: int
-    persistence: int | None = None
-    """Leashed: failed attempts that an update may have before it is dropped. None: any number."""
-    backoff: Backoff = "none"
-    backoff_s: float = 1e-6
-    backoff_max_s: float = 1e-3
-    handling: Handling = "none"
-    deadline_s: float = 10.0
-    """The longest wait for a lock; then the run ends."""
-
-    def __post_init__(self) -> None:
-        if sys.platform != "linux":
-            raise UserError(
-                f"{self.method} needs Linux: locks with a deadline that survive their holder are there only"
-            )
-        if not 1 <= self.workers <= c.MAX_WORKERS:
-            raise UserError(f"{self.method} takes 1 to {c.MAX_WORKERS} workers, got {self.workers}")
-        if self.persistence is not None and self.persistence < 0:
-            raise UserError(f"persistence must be 0 or more, or inf; got {self.persistence}")
-        if not 0 < self.backoff_s <= self.backoff_max_s < 1:
-            raise UserError("a backoff lasts more than 0 s, at most its maximum, and that is below 1 s")
-
-    @property
-    def slots(self) -> int:
-        """Rows that may hold the current parameters."""
-        return 2 * self.workers + 1 if self.method == "leashed" else 1
-
-    @property
-    def copies(self) -> int:
-        """Rows that hold what a worker has read, where the method or the handling of staleness needs them."""
-        needed = self.method in ("mutex", "rwlock") or _HANDLINGS[self.handling] >= c.GAP
-        return self.workers if needed else 0
-
-    @property
-    def rows(self) -> int:
-        """All rows."""
-        return self.slots + self.copies
-
-    @property
-    def vectors(self) -> int:
-        """The most vectors that can be alive: the rows, and a gradient for each worker."""
-        return self.rows + self.workers
-
-    @property
-    def stride(self) -> int:
-        """Floats from one row to the next."""
-        return -(-self.dim // _FLOATS_A_LINE) * _FLOATS_A_LINE
-
-    @property
-    def words(self) -> int:
-        """Control words."""
-        return c.WORKER_AREA + (self.workers + 1) * c.WORKER_WORDS + self.slots * c.LINE
-
-    @property
-    def nbytes(self) -> int:
-        """Of the whole block."""
-        return 8 * self.words + 4 * self.rows * self.stride
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What happened to a shared vector, over all workers."""
-
-    updates: int
-    dropped: int
-    staleness: Counter[int]
-    """Of applied updates. The last bin, 255, counts all beyond too."""
-    tries: Counter[int]
-    """Failed compare-and-swaps an update (leashed). The last bin, 63, counts all beyond too."""
-    lock_wait_s: float
-    peak_vectors: int
-    recovered: int
-    """Locks taken over from a worker that died; the vector may hold half of its update."""
-    broken: int
-    """Waits that ended at the deadline."""
-
-
 class SharedVector:
     """One parameter vector in a block. Compiled workers use `control` and `rows`; others use the methods here.
 
@@ -183,13 +94,18 @@ class SharedVector:
 
     def __init__(self, block: Block, sharing: Sharing) -> None:
         self.block, self.sharing = block, sharing
-        self.control = np.frombuffer(block.memory, np.int64, sharing.words)
-        rows = np.frombuffer(block.memory, np.float32, sharing.rows * sharing.stride, 8 * sharing.words)
-        self.rows = rows.reshape(sharing.rows, sharing.stride)
+        self.control = np.frombuffer(block.memory, np.int64, _words(sharing))
+        rows = np.frombuffer(block.memory, np.float32, sharing.rows * _stride(sharing), 8 * _words(sharing))
+        self.rows = rows.reshape(sharing.rows, _stride(sharing))
 
     @classmethod
     def create(cls, block: Block, sharing: Sharing) -> SharedVector:
         """A new vector of zeros in a new block, before any worker starts."""
+        if sys.platform != "linux":
+            raise UserError(
+                f"{sharing.method} needs Linux: locks with a deadline that survive their holder are there only"
+            )
+        assert sharing.workers <= MAX_WORKERS <= c.SLOT_MASK // 2
         vector = cls(block, sharing)
         vector.control[c.METHOD] = _METHODS[sharing.method]
         vector.control[c.WORKERS] = sharing.workers
@@ -276,6 +192,21 @@ class SharedVector:
             f"{who} waited {self.sharing.deadline_s:g} s for the {self.sharing.method} of the shared vector in vain: "
             "a worker died with it or is stuck"
         )
+
+
+def nbytes(sharing: Sharing) -> int:
+    """Of the whole block."""
+    return 8 * _words(sharing) + 4 * sharing.rows * _stride(sharing)
+
+
+def _words(sharing: Sharing) -> int:
+    """Control words."""
+    return c.WORKER_AREA + (sharing.workers + 1) * c.WORKER_WORDS + sharing.slots * c.LINE
+
+
+def _stride(sharing: Sharing) -> int:
+    """Floats from one row to the next."""
+    return -(-sharing.dim // _FLOATS_A_LINE) * _FLOATS_A_LINE
 
 
 def _histogram(bins: NDArray[np.int64]) -> Counter[int]:

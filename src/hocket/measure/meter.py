@@ -11,6 +11,7 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Counter, Deferred, Op, Request, ring_bytes
 from hocket.core.message import Message
+from hocket.core.shared import Shared, Sharing
 from hocket.core.status import Status
 from hocket.measure.trace import Trace
 
@@ -142,3 +143,6 @@ class Metered:
 
     def counter(self) -> Counter:
         return self._comm.counter()
+
+    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+        return self._comm.share(sharing, x)

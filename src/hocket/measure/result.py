@@ -51,6 +51,13 @@ class Result:
     curve: list[dict[str, Any]]
     parameters: int
     versions: dict[str, str]
+    time_to_loss: dict[str, float | None] = field(default_factory=dict)
+    """When the running mean of the training loss was at 75, 50, 10, 5 and 2.5 % of the initial loss: the median over
+    the workers."""
+    shared: dict[str, Any] | None = None
+    """In shared memory: updates applied and dropped, failed tries, waits for locks, vectors alive at the peak."""
+    compile_seconds: float | None = None
+    """Of compiled workers; outside the clock."""
     diverged_at_step: int | None = None
     out: str | None = None
     state: dict[str, Tensor] = field(default_factory=dict, repr=False)

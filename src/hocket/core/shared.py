@@ -1,0 +1,97 @@
+"""One parameter vector that many workers see, and how they share it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from hocket.core.errors import UserError
+from hocket.core.staleness import Handling
+
+Method = Literal["mutex", "rwlock", "hogwild", "leashed"]
+Backoff = Literal["none", "constant", "exponential", "yield"]
+
+MAX_WORKERS = 32_766
+"""Two slots for each worker and one more have a number of 16 bits."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a vector of `dim` parameters is shared."""
+
+    method: Method
+    dim: int
+    workers: int
+    persistence: int | None = None
+    """Leashed: failed attempts that an update may have before it is dropped. None: any number."""
+    backoff: Backoff = "none"
+    backoff_s: float = 1e-6
+    backoff_max_s: float = 1e-3
+    handling: Handling = "none"
+    deadline_s: float = 10.0
+    """The longest wait for a lock; then the run ends."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise UserError(f"{self.method} takes 1 to {MAX_WORKERS} workers, got {self.workers}")
+        if self.persistence is not None and self.persistence < 0:
+            raise UserError(f"persistence must be 0 or more, or inf; got {self.persistence}")
+        if not 0 < self.backoff_s <= self.backoff_max_s < 1:
+            raise UserError("a backoff lasts more than 0 s, at most its maximum, and that is below 1 s")
+
+    @property
+    def slots(self) -> int:
+        """Rows that may hold the current parameters."""
+        return 2 * self.workers + 1 if self.method == "leashed" else 1
+
+    @property
+    def copies(self) -> int:
+        """Rows that hold what a worker has read, where the method or the handling of staleness needs them."""
+        needed = self.method in ("mutex", "rwlock") or self.handling in ("gap", "delay-compensated")
+        return self.workers if needed else 0
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return self.slots + self.copies
+
+    @property
+    def vectors(self) -> int:
+        """The most vectors that can be alive: the rows, and a gradient for each worker."""
+        return self.rows + self.workers
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What happened to a shared vector, over all workers."""
+
+    updates: int
+    dropped: int
+    staleness: Counter[int]
+    """Of applied updates. On real engines the last bin, 255, counts all beyond too."""
+    tries: Counter[int]
+    """Failed compare-and-swaps an update (leashed). On real engines the last bin, 63, counts all beyond too."""
+    lock_wait_s: float
+    peak_vectors: int
+    recovered: int = 0
+    """Locks taken over from a worker that died; the vector may hold half of its update."""
+    broken: int = 0
+    """Waits that ended at the deadline."""
+
+
+class Shared(Protocol):
+    """The shared vector as one worker sees it."""
+
+    def read(self, out: Tensor) -> None:
+        """Copy the parameters that the worker's next gradient is computed at."""
+
+    def publish(self, g: Tensor, lr: float) -> bool:
+        """Descend by lr * g, tempered by its staleness since this worker's last read; False if it was dropped."""
+
+    def snapshot(self, out: Tensor) -> None:
+        """Copy the parameters as they are, for a look at them; one worker at a time."""
+
+    def statistics(self) -> Statistics: ...

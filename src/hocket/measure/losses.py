@@ -1,0 +1,62 @@
+"""Training losses of one worker: their mean over an epoch, and when they fell below parts of the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PARTS = (75.0, 50.0, 10.0, 5.0, 2.5)
+"""Percent of the initial loss whose times are measured."""
+WINDOW = 2048
+"""Samples that the running mean of the loss goes back over, more or less."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """One entry a step: the batch's mean loss, its samples, and its time."""
+
+    values: Tensor
+    samples: Tensor
+    seconds: Tensor
+    first_step: int = 1
+
+    @classmethod
+    def of(cls, entries: Sequence[tuple[Tensor, int, float]], first_step: int) -> Losses:
+        """From what a loop has put by; the losses may still lie on the device."""
+        losses = [loss for loss, _, _ in entries]
+        rest = torch.tensor([(samples, now) for _, samples, now in entries], dtype=torch.float64).view(-1, 2)
+        values = torch.stack(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
+        return cls(values, rest[:, 0], rest[:, 1], first_step)
+
+    def sums(self) -> Tensor:
+        """Sum of the samples' losses, number of samples, number of losses that are not finite: add up over workers."""
+        bad = (~torch.isfinite(self.values)).sum().double()
+        return torch.stack([self.values @ self.samples, self.samples.sum(), bad])
+
+    def diverged_at(self) -> int | None:
+        """The first step whose loss is not finite."""
+        bad = torch.nonzero(~torch.isfinite(self.values))
+        return self.first_step + int(bad[0]) if len(bad) else None
+
+
+class Milestones:
+    """When the running mean of the loss first was at or below each part of the initial loss."""
+
+    def __init__(self, initial: float) -> None:
+        self._initial = self._mean = initial
+        self.seconds: dict[float, float] = {}
+
+    def see(self, losses: Losses) -> None:
+        parts = [p for p in PARTS if p not in self.seconds]
+        for loss, samples, now in zip(
+            losses.values.tolist(), losses.samples.tolist(), losses.seconds.tolist(), strict=True
+        ):
+            if not parts:
+                return
+            self._mean += (1 - math.exp(-samples / WINDOW)) * (loss - self._mean)
+            while parts and self._mean <= self._initial * parts[0] / 100:
+                self.seconds[parts.pop(0)] = now

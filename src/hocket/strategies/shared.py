@@ -1,0 +1,108 @@
+"""Shared memory: all workers read and write one parameter vector, and differ in how they keep out of the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hocket.core.errors import UserError
+from hocket.core.shared import Backoff, Method, Sharing
+from hocket.core.staleness import Handling
+from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
+
+
+@dataclass(frozen=True)
+class SharedMemory(Strategy):
+    """Read the vector, compute a gradient, publish the step: without ever waiting for another worker's gradient."""
+
+    method: ClassVar[Method]
+    backoff: Backoff = "none"
+    """What a worker does between two attempts to get in: nothing, a constant wait, one that doubles, or give way."""
+    backoff_us: float = 1.0
+    """Microseconds of a constant wait, and of the first that doubles."""
+    backoff_max_us: float = 1000.0
+    stale: Handling = "none"
+    """How stale gradients are tempered."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"shared-memory", "collectives"})
+
+    @property
+    def lockstep(self) -> bool:
+        return False
+
+    def check(self, workers: int) -> None:
+        self.sharing(1, workers)
+
+    def sharing(self, dim: int, workers: int) -> Sharing:
+        """How a vector of this length is shared between so many workers."""
+        return Sharing(
+            self.method,
+            dim,
+            workers,
+            persistence=self.attempts(),
+            backoff=self.backoff,
+            backoff_s=self.backoff_us / 1e6,
+            backoff_max_s=self.backoff_max_us / 1e6,
+            handling=self.stale,
+        )
+
+    def attempts(self) -> int | None:
+        """Failed attempts after which an update is dropped; None is never."""
+        return None
+
+    def worker(self, w: Worker) -> Steps:
+        shared = w.shared
+        shared.read(w.x)
+        while (g := (yield)) is not None:
+            before = w.x.clone()
+            w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
+            shared.publish(before.sub_(w.x).div_(w.lr), w.lr)
+            shared.read(w.x)
+        w.comm.barrier()  # everyone's updates are in
+        shared.read(w.x)
+        w.average_buffers()
+
+
+@strategy("mutex")
+@dataclass(frozen=True)
+class Mutex(SharedMemory):
+    """One lock around each read and each update of a shared vector."""
+
+    method: ClassVar[Method] = "mutex"
+
+
+@strategy("rwlock")
+@dataclass(frozen=True)
+class ReadWriteLock(SharedMemory):
+    """A read-write lock around a shared vector: many read at once, one writes."""
+
+    method: ClassVar[Method] = "rwlock"
+
+
+@strategy("hogwild")
+@dataclass(frozen=True)
+class Hogwild(SharedMemory):
+    """HOGWILD! (Niu 2011): no locks; reads and adds race, component by component."""
+
+    method: ClassVar[Method] = "hogwild"
+
+
+@strategy("leashed")
+@dataclass(frozen=True)
+class Leashed(SharedMemory):
+    """Leashed-SGD (Bäckström 2021): immutable vectors, published by compare-and-swap, without locks."""
+
+    method: ClassVar[Method] = "leashed"
+    persistence: float = math.inf
+    """Failed attempts that an update may have before it is dropped; `inf` is any number."""
+
+    def check(self, workers: int) -> None:
+        if self.persistence < 0 or (self.persistence != math.inf and self.persistence != int(self.persistence)):
+            raise UserError(f"leashed: persistence must be 0, 1, 2, ... or inf; got {self.persistence:g}")
+        super().check(workers)
+
+    def attempts(self) -> int | None:
+        return None if self.persistence == math.inf else int(self.persistence)
