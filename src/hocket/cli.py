@@ -270,16 +270,17 @@ def _summary(result: Result) -> None:
 def _asynchrony(result: Result) -> list[tuple[str, str]]:
     """Where workers do not wait for each other: how stale the updates were, and what became of them."""
     rows = []
-    if result.staleness["max"]:
-        rows.append(("staleness", f"{result.staleness['mean']:.2f} on average, {result.staleness['max']} at most"))
-    if result.shared is None:
+    found, most = result.shared, result.staleness["max"]
+    if most:
+        at_most = f"{most} or more" if found and most == 255 else f"{most} at most"
+        rows.append(("staleness", f"{result.staleness['mean']:.2f} on average, {at_most}"))
+    if found is None:
         return rows
-    found = result.shared
     rows.append(("updates", f"{found['updates']:,} ({found['updates_per_s']:,.0f}/s), {found['dropped']:,} dropped"))
     tries = sum(int(k) * n for k, n in found["failed_tries"].items())
     if found["failed_tries"]:
         rows.append(("failed tries", f"{tries:,} compare-and-swaps"))
-    else:
+    if found["lock_wait_s"]:
         rows.append(("lock wait", f"{found['lock_wait_s']:.4g} s, all workers together"))
     rows.append(("vectors alive", f"{found['peak_vectors']} at the peak"))
     times = [f"{part} % after {s:.4g} s" for part, s in result.time_to_loss.items() if s is not None]

@@ -52,6 +52,7 @@ class CompiledLoop(Loop):
 
     def run(self) -> dict[str, Any]:
         if self._worker.rank == 0:
+            self._rank.status.operation = "compile"
             began = time.perf_counter()
             self._kernel.compile()
             self._compile_s = time.perf_counter() - began

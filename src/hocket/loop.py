@@ -127,6 +127,7 @@ class Loop:
 
     def _share(self, sharing: Sharing) -> None:
         """Put the parameters into shared memory; what works on it may have to be compiled first."""
+        self._rank.status.operation = "compile"
         began = time.perf_counter()
         self._worker.shared = self._workers.share(sharing, self._model.x)
         self._compile_s += time.perf_counter() - began

@@ -2,7 +2,8 @@
 
 The parameters are one weight a column, then the bias. The penalty is that of HOGWILD! (Niu et al. 2011, section 3):
 l2 w_j^2 / (2 d_j) in every row that has column j, where d_j is the number of such rows. Over an epoch it adds up to
-l2 |w|^2 / 2, and no update touches a weight outside its rows.
+l2 |w|^2 / 2, and no update touches a weight outside its rows. As many rows of a support vector
+machine have no loss, and would be written for the penalty alone, one row in PAID_TOGETHER pays for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from hocket.kernels.compiled import kernel
-from hocket.kernels.control import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW, NONE, RETRY, WORKERS
+from hocket.kernels.control import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
 from hocket.kernels.family import (
     BROKEN_LOCK,
     DIVERGED,
@@ -43,6 +44,15 @@ from hocket.kernels.shared import (
     temper,
 )
 
+# Without a sign, as what may be below 0 costs a test at every access
+Pointers = np.ndarray[Any, np.dtype[np.uint64]]
+Indices = np.ndarray[Any, np.dtype[np.uint16 | np.uint32]]
+
+LINE = 16  # values in 64 bytes
+AHEAD = 4  # rows
+PAID_TOGETHER = 16
+"""The first of so many rows in the order pays the penalty for all. In a random order that leaves the mean as it is."""
+
 
 @intrinsic
 def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
@@ -54,40 +64,31 @@ def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [builder.bitcast(item, byte), word(0), word(3), word(1)])  # to read, keep, data
+        builder.call(prefetch, [builder.bitcast(item, byte), word(0), word(2), word(1)])  # to read, to L2, data
         return context.get_dummy_value()
 
-    return types.void(array, types.intp), codegen
+    return types.void(array, index), codegen
 
 
 @kernel
-def prefetch_row(pointers: Integers, columns: Columns, values: Floats, row: int) -> None:
+def prefetch_row(pointers: Pointers, columns: Indices, values: Floats, targets: Floats, row: int) -> None:
     """Rows come in random order, which no hardware foresees; half of the time would be spent waiting for them."""
-    for k in range(pointers[row], pointers[row + 1], 16):
+    begin, end = pointers[row], pointers[row + 1]
+    for k in range(begin, end, np.uint64(LINE)):
         _prefetch(columns, k)
         _prefetch(values, k)
+    if end > begin:  # the row may end in one line more
+        _prefetch(columns, end - np.uint64(1))
+        _prefetch(values, end - np.uint64(1))
+    _prefetch(targets, row)
 
 
 @kernel
-def score(x: Floats, columns: Columns, values: Floats, begin: int, end: int) -> np.float32:
+def score(x: Floats, columns: Indices, values: Floats, begin: int, end: int) -> np.float32:
     """The product of a row and the weights."""
     total = np.float32(0)
     for k in range(begin, end):
-        total += x[np.uint32(columns[k])] * values[k]
-    return total
-
-
-@kernel
-def score_and_shrink(
-    x: Floats, columns: Columns, values: Floats, decay: Floats, strength: np.float32, begin: int, end: int
-) -> np.float32:
-    """The product of a row and the weights, which then shrink by their penalty."""
-    total = np.float32(0)
-    for k in range(begin, end):
-        column = np.uint32(columns[k])
-        weight = x[column]
-        total += weight * values[k]
-        x[column] = weight - strength * decay[column] * weight
+        total += x[columns[k]] * values[k]
     return total
 
 
@@ -105,8 +106,8 @@ def loss_and_slope(hinge: bool, score: np.float32, target: np.float32) -> tuple[
 @kernel
 def score_rows(
     x: Floats,
-    pointers: Integers,
-    columns: Columns,
+    pointers: Pointers,
+    columns: Indices,
     values: Floats,
     targets: Floats,
     decay: Floats,
@@ -115,25 +116,20 @@ def score_rows(
     begin: int,
     end: int,
     skip: int,
-    strength: np.float32,
     slopes: Floats,
 ) -> float:
     """The mean loss of the rows from `begin` to `end` of the order, and each one's slope.
 
-    If `strength` is not 0, the weights shrink as they are read. `skip` is how far behind `end` this worker is
-    likely to go on.
+    `skip` is how far behind `end` this worker is likely to go on.
     """
     bias = x[decay.size]
     loss = 0.0
     for at in range(begin, end):
-        ahead = at + 2 if at + 2 < end else at + 2 + skip
+        ahead = at + AHEAD if at + AHEAD < end else at + AHEAD + skip
         if ahead < order.size:
-            prefetch_row(pointers, columns, values, order[ahead])
+            prefetch_row(pointers, columns, values, targets, order[ahead])
         row = order[at]
-        if strength != 0:
-            product = score_and_shrink(x, columns, values, decay, strength, pointers[row], pointers[row + 1])
-        else:
-            product = score(x, columns, values, pointers[row], pointers[row + 1])
+        product = score(x, columns, values, pointers[row], pointers[row + 1])
         row_loss, slopes[at - begin] = loss_and_slope(hinge, bias + product, targets[row])
         loss += row_loss
     return loss / (end - begin)
@@ -142,8 +138,8 @@ def score_rows(
 @kernel
 def descend_rows(
     x: Floats,
-    pointers: Integers,
-    columns: Columns,
+    pointers: Pointers,
+    columns: Indices,
     values: Floats,
     decay: Floats,
     order: Integers,
@@ -151,29 +147,33 @@ def descend_rows(
     end: int,
     slopes: Floats,
     step: np.float32,
-    shrink: bool,
 ) -> None:
-    """x -= step times the gradient of the rows from `begin` to `end` of the order, and of their penalty if wanted."""
+    """x -= step times the gradient of the rows from `begin` to `end` of the order, and of the penalty that they pay.
+
+    A penalty may bring a weight to 0, but never beyond.
+    """
     total = np.float32(0)
     for at in range(begin, end):
-        row = order[at]
+        first, last = pointers[order[at]], pointers[order[at] + 1]
         change = step * slopes[at - begin]
         total += change
-        if shrink:
-            for k in range(pointers[row], pointers[row + 1]):
-                column = np.uint32(columns[k])
-                x[column] -= change * values[k] + step * decay[column] * x[column]
+        if at % PAID_TOGETHER == 0:
+            strength = step * np.float32(min(PAID_TOGETHER, order.size - at))
+            for k in range(first, last):
+                column = columns[k]
+                kept = max(np.float32(0), np.float32(1) - strength * decay[column])
+                x[column] = kept * x[column] - change * values[k]
         elif change != 0:
-            for k in range(pointers[row], pointers[row + 1]):
-                x[np.uint32(columns[k])] -= change * values[k]
+            for k in range(first, last):
+                x[columns[k]] -= change * values[k]
     x[decay.size] -= total
 
 
 @kernel
 def linear_gradient(
     x: Floats,
-    pointers: Integers,
-    columns: Columns,
+    pointers: Pointers,
+    columns: Indices,
     values: Floats,
     targets: Floats,
     decay: Floats,
@@ -208,8 +208,8 @@ def sparse_loop(
     control: Integers,
     rows: Floats,
     worker: int,
-    pointers: Integers,
-    columns: Columns,
+    pointers: Pointers,
+    columns: Indices,
     values: Floats,
     targets: Floats,
     decay: Floats,
@@ -227,11 +227,9 @@ def sparse_loop(
 ) -> tuple[int, int]:
     """A worker's part of an epoch: updates made, and how it ended.
 
-    Plain HOGWILD! lets the weights shrink when it reads them, which saves reading them again. The others do so in the
-    write, and handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
+    Handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
     """
     dim = decay.size + 1
-    shrink_at_read = control[METHOD] == HOGWILD and control[HANDLING] == NONE
     listed = control[HANDLING] >= GAP
     skip = (control[WORKERS] - 1) * batch
     problem = pointers, columns, values, targets, decay, hinge
@@ -249,8 +247,7 @@ def sparse_loop(
         if listed:
             loss, count = linear_gradient(rows[read], *problem, order[begin:end], touched, seen, g)
         else:
-            strength = np.float32(lr / n if shrink_at_read else 0)
-            loss = score_rows(rows[read], *problem, order, begin, end, skip, strength, slopes)
+            loss = score_rows(rows[read], *problem, order, begin, end, skip, slopes)
         close_read(control, worker, read)
         if not np.isfinite(loss):
             stop_all(control)
@@ -264,8 +261,7 @@ def sparse_loop(
             if to == NO_ROW:
                 return made, BROKEN_LOCK
             step = np.float32(lr / n * temper(control, worker, staleness(control, worker)))
-            where = order, begin, end, slopes
-            descend_rows(rows[to], pointers, columns, values, decay, *where, step, not shrink_at_read)
+            descend_rows(rows[to], pointers, columns, values, decay, order, begin, end, slopes, step)
             status = close_write(control, worker, to)
         if status == BROKEN:
             return made, BROKEN_LOCK
@@ -306,7 +302,9 @@ class SparseKernel(Kernel):
         l2: float,
         hinge: bool,
     ) -> None:
-        self.pointers, self.columns, self.values, self.targets = pointers, columns, values, targets
+        self.pointers: Pointers = pointers.astype(np.uint64)
+        self.columns: Indices = columns.astype(np.uint16 if len(rows_with) <= 1 << 16 else np.uint32)  # less to fetch
+        self.values, self.targets = values, targets
         self.decay: Floats = (l2 / np.maximum(1, rows_with)).astype(np.float32)
         self.hinge = hinge
         self.samples = len(targets)
