@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from common import compare
 from hocket.core.shared import Sharing
 from hocket.core.vector import FlatModel
 from hocket.kernels.control import NEXT
+from hocket.kernels.family import KernelWorker
 from hocket.kernels.vector import Block, SharedVector, nbytes
 from hocket.tasks import task
 from hocket.tasks.base import compiled, make_task
@@ -48,15 +49,19 @@ class Bench:
         vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
         vector.set(np.zeros(self.kernel.dim, np.float32))
         crew = [self.kernel.worker(index, self.task.batch) for index in range(workers)]
+        epoch_begins = Barrier(workers, action=lambda: vector.control.__setitem__(NEXT, 0))
+
+        def run(worker: KernelWorker) -> None:
+            for epoch, order in enumerate(self.orders):
+                epoch_begins.wait()
+                worker.run_epoch(vector, order, self.task.lr * self.task.lr_decay**epoch)
+
+        threads = [Thread(target=run, args=(worker,)) for worker in crew]
         began = time.perf_counter()
-        for epoch, order in enumerate(self.orders):
-            vector.control[NEXT] = 0
-            rate = self.task.lr * self.task.lr_decay**epoch
-            threads = [Thread(target=worker.run_epoch, args=(vector, order, rate)) for worker in crew]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         seconds = time.perf_counter() - began
         x = np.empty(self.kernel.dim, np.float32)
         vector.snapshot(x)

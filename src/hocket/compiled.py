@@ -91,7 +91,8 @@ class CompiledLoop(Loop):
         self._trace.add("epoch", began_s, clock.now(), updates=len(log.loss))
         seconds = began_s - self._began_s + torch.from_numpy(log.clock_ns - began_ns) / 1e9
         losses, counts = torch.from_numpy(log.loss).double(), torch.from_numpy(log.samples).double()
-        self._epoch_losses = Losses(losses, counts, seconds, self._worker.step + 1)
+        steps = torch.arange(len(losses)) + self._worker.step + 1
+        self._epoch_losses = Losses(losses, counts, seconds, steps)
         self._worker.step += len(log.loss)
         status.step = self._worker.step
         status.samples += int(log.samples.sum())

@@ -84,8 +84,8 @@ class Loop:
         self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
         self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
         """Steps of this run, if all workers took equally many."""
-        self._losses: list[tuple[Tensor, int, float]] = []
-        """Loss, samples and time of each step of this epoch; left on the device, since asking would wait."""
+        self._losses: list[tuple[Tensor, int, float, int]] = []
+        """Loss, samples, time and number of each step of this epoch; left on the device, since asking would wait."""
         self._rate = Rate(spec, optimizer, self._shards.steps)
         self._snapshots: list[tuple[int, float, Tensor, Losses]] = []
         self._verdict = "finished"
@@ -193,7 +193,7 @@ class Loop:
                 inputs, targets = self._train.take(index)
                 loss = loss_of(module(inputs.to(self._device)), targets.to(self._device))
                 torch.autograd.backward(loss)
-                self._losses.append((loss.detach(), samples, began - self._began_s))
+                self._losses.append((loss.detach(), samples, began - self._began_s, worker.step + 1))
             clock.charge(samples * part)
             worker.step += 1
             status.step = worker.step
@@ -236,7 +236,7 @@ class Loop:
     def _take_losses(self) -> Losses:
         """The losses since the last time."""
         entries, self._losses = self._losses, []
-        return Losses.of(entries, self._worker.step - len(entries) + 1)
+        return Losses.of(entries)
 
     def _remember(self, epochs_done: int) -> None:
         """The end of an epoch where workers do not meet: what there is to evaluate is looked at in the end."""

@@ -53,7 +53,7 @@ CASES = [
     (["train", "digits", "--worker", "2"], "--workers"),
     (["train"], "hocket train digits"),
     (["train", "digit"], "did you mean digits?"),
-    (["train", "something-else"], "there are: blobs, digits, mnist-cnn, mnist-mlp"),
+    (["train", "something-else"], "there are: blobs, digits, factorization, logistic, mnist-cnn, mnist-mlp, svm"),
     (["train", "x" * 300], "no task is called"),
     (["train", "blobs:nose=1"], "did you mean noise?"),
     (["train", "blobs:noise=0"], "noise must be a number above 0"),

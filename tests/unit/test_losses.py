@@ -17,23 +17,24 @@ def losses(values: list[float], samples: float = WINDOW, first_step: int = 1, be
         torch.tensor(values, dtype=torch.float64),
         torch.full((count,), samples, dtype=torch.float64),
         began_s + 1 + torch.arange(count, dtype=torch.float64),
-        first_step,
+        first_step + torch.arange(count),
     )
 
 
 class TestLosses:
     def test_the_mean_is_weighted_by_samples(self) -> None:
-        made = Losses.of([(torch.tensor(2.0), 30, 0.1), (torch.tensor(5.0), 10, 0.2)], 1)
+        made = Losses.of([(torch.tensor(2.0), 30, 0.1, 1), (torch.tensor(5.0), 10, 0.2, 2)])
         total, samples, bad = made.sums().tolist()
         assert (total / samples, samples, bad) == (2.75, 40, 0)
 
     def test_sums_of_workers_add_up_to_those_of_all(self) -> None:
         one, two = losses([1.0, 2.0], 3), losses([4.0, math.inf, 0.5], 5)
-        both = Losses(*(torch.cat(pair) for pair in zip(*((x.values, x.samples, x.seconds) for x in (one, two)))))
+        fields = ("values", "samples", "seconds", "steps")
+        both = Losses(*(torch.cat([getattr(x, name) for x in (one, two)]) for name in fields))
         assert torch.equal(one.sums() + two.sums(), both.sums())
 
     def test_no_losses_are_no_samples(self) -> None:
-        made = Losses.of([], 8)
+        made = Losses.of([])
         assert made.sums().tolist() == [0, 0, 0]
         assert made.diverged_at() is None
         Milestones(1.0).see(made)
@@ -44,12 +45,17 @@ class TestLosses:
         assert made.diverged_at() == 13
         assert made.sums()[2] == 2
 
+    def test_a_step_without_samples_has_no_loss_but_counts(self) -> None:
+        """Of an uneven last batch a worker may get nothing."""
+        entries = [(torch.tensor(loss), 4, 0.0, step) for loss, step in ((1.0, 7), (2.0, 9), (math.nan, 12))]
+        assert Losses.of(entries).diverged_at() == 12
+
     def test_large_but_finite_losses_are_not_divergence(self) -> None:
         made = losses([3e38, 1.0])
         assert made.diverged_at() is None and made.sums()[2] == 0
 
     def test_they_keep_their_times_and_their_precision(self) -> None:
-        made = Losses.of([(torch.tensor(0.1), 7, 1e6 + 1e-4)], 1)
+        made = Losses.of([(torch.tensor(0.1), 7, 1e6 + 1e-4, 1)])
         assert made.seconds.tolist() == [1e6 + 1e-4]
         assert made.values.tolist() == [torch.tensor(0.1).item()]
 

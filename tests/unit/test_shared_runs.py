@@ -62,7 +62,7 @@ def check(result: hocket.Result, method: str, batches: int) -> None:
         assert found["failed_tries"] == {} and found["dropped"] == 0
     if method in ("hogwild", "leashed"):
         assert found["lock_wait_s"] == 0
-    assert 0 <= found["lock_wait_s"] and found["recovered_locks"] == 0
+    assert found["lock_wait_s"] >= 0 and found["recovered_locks"] == 0
     clock_s = result.seconds if result.virtual_seconds is None else result.virtual_seconds
     assert found["updates_per_s"] * clock_s == pytest.approx(found["updates"])
     assert result.compile_seconds is not None and result.compile_seconds >= 0
@@ -71,7 +71,8 @@ def check(result: hocket.Result, method: str, batches: int) -> None:
     times = list(result.time_to_loss.values())
     reached = [t for t in times if t is not None]
     assert times[: len(reached)] == reached == sorted(reached), "in the order of the parts, and never again None"
-    assert reached and 0 < reached[0] and reached[-1] <= clock_s
+    if reached:  # a worker of whom the others left little has not seen the loss fall
+        assert 0 < reached[0] <= reached[-1] <= max(worker["seconds"] for worker in result.per_worker)
     assert [point["epoch"] for point in result.curve] == [pytest.approx(k + 1) for k in range(len(result.curve))]
     assert all(a["seconds"] < b["seconds"] for a, b in pairwise(result.curve))
 
@@ -99,6 +100,7 @@ class TestLearning:
         check(result, method, EPOCHS * BATCHES)  # 15 steps of 3 workers
         assert result.verdict == "finished" and result.test_accuracy > 0.9
         assert result.staleness["max"] > 0
+        assert result.time_to_loss["75"] is not None and result.time_to_loss["50"] is not None
 
     @pytest.mark.parametrize("driver", ["compiled", "python", "sim"])
     def test_alone_it_is_serial(self, method: str, driver: str) -> None:
@@ -184,17 +186,17 @@ def test_every_batch_is_applied_or_dropped(strategy: str) -> None:
         assert result.shared["dropped"] == 0
 
 
-@pytest.mark.parametrize("task", ["logistic", "svm", "factorization"])
-def test_sparse_tasks_learn_with_every_method(task: str) -> None:
-    """One epoch of the generated set in compiled threads: everyone takes a part of each epoch's batches."""
-    serial = hocket.fit(task, strategy="hogwild", workers=1, epochs=1, progress=False)
-    assert serial.engine == "threads"
+@pytest.mark.parametrize("name", ["logistic", "svm", "factorization"])
+def test_sparse_tasks_learn_with_every_method(name: str) -> None:
+    """Two epochs of the generated set in compiled threads: everyone takes a part of each epoch's batches."""
+    task = load_task(name, 0, None)
+    batches = -(-len(task.load()[0]) // task.batch)
     for method in METHODS:
-        result = hocket.fit(task, strategy=method, workers=2, epochs=1, progress=False)
+        result = hocket.fit(task, strategy=method, workers=2, epochs=2, progress=False)
         assert result.engine == "threads", "that is where compiled workers are"
-        assert result.shared is not None and serial.shared is not None
-        assert result.shared["updates"] == serial.shared["updates"]
-        assert result.test_metric == pytest.approx(serial.test_metric, rel=0.05)
+        assert result.shared is not None and result.shared["updates"] == 2 * batches
+        assert result.test_metric is not None
+        assert result.test_metric < 1.2 if task.lower_is_better else result.test_metric > 0.8
 
 
 def every_method(rank: Rank, argument: dict[str, Any]) -> list[dict[str, Any]]:

@@ -229,6 +229,35 @@ class TestStaleness:
 
         assert on_sim(main, 2, **SLOW)[0].staleness == {0: 3, 3: 1}
 
+    @pytest.mark.parametrize(
+        "method",
+        [
+            *EXACT,
+            pytest.param(
+                "hogwild",
+                marks=pytest.mark.xfail(strict=True, reason="takes the version before earlier events have happened"),
+            ),
+        ],
+    )
+    def test_a_late_read_is_not_stale(self, method: str) -> None:
+        """Rank 0 reads at 9 s what rank 1 published at 1 s, and nothing happens after that."""
+
+        def main(rank: Rank) -> tuple[float, Statistics]:
+            shared = share(rank, method)
+            x = torch.empty(DIM)
+            if rank.comm.rank == 1:
+                shared.read(x)
+                rank.clock.charge(1)
+            else:
+                rank.clock.charge(9)
+                shared.read(x)
+            shared.publish(torch.ones(DIM), 1.0)
+            return x[0].item(), shared.statistics()
+
+        seen, statistics = on_sim(main, 2, **SLOW)[0]
+        assert seen == -1
+        assert statistics.staleness == {0: 2}
+
     @pytest.mark.parametrize("handling", get_args(Handling))
     def test_a_stale_gradient_is_tempered(self, handling: str) -> None:
         """Rank 1's gradient of 1 is 2 updates old; from 0 these went to -2."""

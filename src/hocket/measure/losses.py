@@ -17,20 +17,20 @@ WINDOW = 2048
 
 @dataclass(frozen=True)
 class Losses:
-    """One entry a step: the batch's mean loss, its samples, and its time."""
+    """One entry a gradient: the batch's mean loss, its samples, its time, and the number of its step."""
 
     values: Tensor
     samples: Tensor
     seconds: Tensor
-    first_step: int = 1
+    steps: Tensor
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[Tensor, int, float]], first_step: int) -> Losses:
+    def of(cls, entries: Sequence[tuple[Tensor, int, float, int]]) -> Losses:
         """From what a loop has put by; the losses may still lie on the device."""
-        losses = [loss for loss, _, _ in entries]
-        rest = torch.tensor([(samples, now) for _, samples, now in entries], dtype=torch.float64).view(-1, 2)
+        losses = [loss for loss, *_ in entries]
+        rest = torch.tensor([numbers for _, *numbers in entries], dtype=torch.float64).view(-1, 3)
         values = torch.stack(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
-        return cls(values, rest[:, 0], rest[:, 1], first_step)
+        return cls(values, *rest.T)
 
     def sums(self) -> Tensor:
         """Sum of the samples' losses, number of samples, number of losses that are not finite: add up over workers."""
@@ -40,7 +40,7 @@ class Losses:
     def diverged_at(self) -> int | None:
         """The first step whose loss is not finite."""
         bad = torch.nonzero(~torch.isfinite(self.values))
-        return self.first_step + int(bad[0]) if len(bad) else None
+        return int(self.steps[bad[0]]) if len(bad) else None
 
 
 class Milestones:

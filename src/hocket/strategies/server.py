@@ -30,7 +30,7 @@ class ParameterServer(Strategy):
     servers: int = 1
     """Ranks beside the workers; the vector is shared out between them."""
     stale: Literal[Handling, "auto"] = "auto"
-    """How stale gradients are tempered; `auto` is `none`, but in mode=async `gap`, or `inverse` for sums of several."""
+    """How stale gradients are tempered; `auto` is `gap` in mode=async, else `none`."""
     push_every: int = 1
     """Downpour: gradients that an asynchronous worker adds up before it sends them."""
     fetch_every: int = 1
@@ -68,9 +68,7 @@ class ParameterServer(Strategy):
     def handling(self) -> Handling:
         if self.stale != "auto":
             return self.stale
-        if self.mode != "async":
-            return "none"
-        return "gap" if self.push_every == 1 else "inverse"
+        return "gap" if self.mode == "async" else "none"
 
     def worker(self, w: Worker) -> Steps:
         x, ranks = parts(w.x, self.servers), range(w.size, w.size + self.servers)

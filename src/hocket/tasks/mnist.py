@@ -52,7 +52,7 @@ class MnistCnn:
 
 
 def _task(model: Callable[[], nn.Module], data: Path | None) -> Task:
-    return Task(model, functools.partial(_samples, data), target=0.97, epochs=5, batch=64, lr=0.1)
+    return Task(model, functools.partial(_samples, data), target=0.97, epochs=5, batch=64, lr=0.3, lr_decay=0.8)
 
 
 def _mlp() -> nn.Module:
