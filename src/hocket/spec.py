@@ -195,6 +195,8 @@ def load_task(name: str, seed: int, data: str | None, test_data: str | None = No
     """The task that a name stands for: one that ships with Hocket, or `path/to/file.py:task`."""
     path, colon, attribute = name.rpartition(":")
     if colon and path.endswith(".py"):
+        if data or test_data:
+            raise UserError(f"the task in {path} brings its own data; leave --data and --test-data out")
         found = getattr(load_file(Path(path), seed), attribute, None)
         if isinstance(found, Task):
             return found

@@ -64,6 +64,8 @@ def train(
     device_of(spec.device, 0)
     _check_batch(spec, len(train_samples))
     _check_model(spec, task)
+    if chosen.name == "threads":
+        _is_compiled(spec, task, train_samples)  # refuses what compiled workers cannot do
 
     def in_this_process(rank: Rank) -> Any:
         return run_rank(rank, spec, task, train_samples, test_samples)
@@ -107,9 +109,14 @@ def _check_model(spec: RunSpec, task: Task) -> None:
     """Build what every rank will build: a mistake shows here, before anything is started or written."""
     assert spec.optimizer and spec.lr and spec.momentum is not None
     model = FlatModel(task.build_model(spec.seed))
+    strategy = spec.make_strategy()
+    shares = "shared-memory" in strategy.needs and spec.make_engine().name != "sim"
+    if shares and (model.x.dtype != torch.float32 or spec.device != "cpu"):
+        what = f"device {spec.device}" if spec.device != "cpu" else str(model.x.dtype).removeprefix("torch.")
+        raise UserError(f"strategy {strategy.name} shares float32 parameters in main memory; got {what}")
     try:
         optim.make(spec.optimizer, model, spec.lr, spec.momentum)
-        if spec.make_strategy().server_ranks():
+        if strategy.server_ranks():
             optim.make_flat(spec.optimizer, model.x, model.g, spec.lr, spec.momentum)
     except UserError:
         raise
@@ -171,7 +178,7 @@ def _middle(times: Sequence[dict[str, float]]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for part in (f"{p:g}" for p in PARTS):
         reached = sorted(t.get(part, math.inf) for t in times)
-        middle = reached[len(reached) // 2]
+        middle = reached[(len(reached) - 1) // 2]
         found[part] = middle if math.isfinite(middle) else None
     return found
 

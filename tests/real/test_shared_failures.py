@@ -117,10 +117,7 @@ def test_ctrl_c_ends_compiled_workers_between_epochs(tmp_path: Path) -> None:
     assert record["steps"] > 0 and len(record["curve"]) > 0
 
 
-SLOW_END = pytest.mark.xfail(strict=True, reason="each worker is waited for, a second each")
-
-
-@pytest.mark.parametrize("workers", [2, pytest.param(12, marks=SLOW_END)])
+@pytest.mark.parametrize("workers", [2, 12])
 def test_ctrl_c_ends_compiled_workers_inside_a_long_epoch(tmp_path: Path, workers: int) -> None:
     """They run no Python for minutes, and there may be more of them than could be waited for one by one."""
     file, folder = tmp_path / "long.py", tmp_path / "run"

@@ -229,16 +229,7 @@ class TestStaleness:
 
         assert on_sim(main, 2, **SLOW)[0].staleness == {0: 3, 3: 1}
 
-    @pytest.mark.parametrize(
-        "method",
-        [
-            *EXACT,
-            pytest.param(
-                "hogwild",
-                marks=pytest.mark.xfail(strict=True, reason="takes the version before earlier events have happened"),
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("method", [*EXACT, "hogwild"])
     def test_a_late_read_is_not_stale(self, method: str) -> None:
         """Rank 0 reads at 9 s what rank 1 published at 1 s, and nothing happens after that."""
 

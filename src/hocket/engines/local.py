@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,9 @@ from hocket.core.message import Message
 from hocket.core.shared import Shared, Sharing
 from hocket.core.status import Status
 from hocket.engines.base import TICK_S, Listener, Main, first_failure, operation_of
+
+PATIENCE_S = 1.0
+"""How long the ranks of a run that failed may take to end."""
 
 current = threading.local()
 """`current.rank` is the Rank of the thread that asks, where it is one."""
@@ -304,6 +308,13 @@ def _assign(x: Tensor, value: Tensor) -> None:
         x.copy_(value)
 
 
+def _join(threads: Sequence[threading.Thread], patience_s: float | None) -> None:
+    """Wait for all; after a failure one may be stuck in the user's code: it is a daemon, so leave it."""
+    until = None if patience_s is None else time.monotonic() + patience_s
+    for thread in threads:
+        thread.join(None if until is None else max(until - time.monotonic(), 0.0))
+
+
 def run_threads(world: World, main: Main, listener: Listener) -> list[Any]:
     """Run `main` on one thread a rank; the caller's thread keeps the listener informed."""
     results: list[Any] = [None] * world.size
@@ -346,14 +357,10 @@ def run_threads(world: World, main: Main, listener: Listener) -> list[Any]:
                 world.abort()
             if failures:
                 break
-        for thread in threads:
-            # After a failure a rank may be stuck in the user's code; it is a daemon, so leave it.
-            thread.join(1.0 if failures else None)
+        _join(threads, PATIENCE_S if failures else None)
     except BaseException:
         world.abort()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(1.0)
+        _join([t for t in threads if t.ident is not None], PATIENCE_S)
         raise
     if failures:
         raise first_failure(failures)

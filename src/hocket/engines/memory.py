@@ -58,7 +58,7 @@ def _attach(path: str, sharing: Sharing) -> Block:
 
 
 def _filled(block: Block, sharing: Sharing, x: Tensor) -> SharedVector:
-    if x.dtype != torch.float32 or x.device.type != "cpu":
+    if x.dtype != torch.float32 or x.device.type != "cpu":  # `train` refuses this before; a user's own loop may not
         raise UserError(
             f"strategy {sharing.method} shares float32 parameters in main memory; got {x.dtype}, {x.device}"
         )

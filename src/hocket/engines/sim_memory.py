@@ -134,6 +134,7 @@ class SimShared:
                 world.spend(self.rank, m.pass_s)
                 m.lock.drop(self.rank)
             case "hogwild":
+                world.catch_up(self.rank)
                 self._read_version = m.version
                 for source, target in zip(m.split(m.current), m.split(out), strict=True):
                     world.catch_up(self.rank)
@@ -165,6 +166,7 @@ class SimShared:
                     world.catch_up(self.rank)
                     part.copy_(wanted)  # what others wrote since the look is lost
                     self._spend_on(part)
+                world.catch_up(self.rank)
                 m.applied_with(m.version - self._read_version)
             case "leashed":
                 return self._publish_leashed(g, lr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -44,11 +44,19 @@ class ThreadWorld(World):
         self._lock = threading.RLock()
         self._awake = [threading.Condition(self._lock) for _ in range(size)]
         self._clocks = [RealClock() for _ in range(size)]
+        self._stoppable: list[Callable[[], None]] = []
 
     def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
         from hocket.engines.memory import in_one_process
 
-        return in_one_process(dataclasses.replace(sharing, deadline_s=self._deadline), x)
+        vector = in_one_process(dataclasses.replace(sharing, deadline_s=self._deadline), x)
+        self._stoppable.append(vector.stop)
+        return vector
+
+    def abort(self) -> None:
+        for stop in self._stoppable:  # compiled workers look at nothing else
+            stop()
+        super().abort()
 
     def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
         from hocket.engines.memory import Mapped

@@ -34,6 +34,11 @@ class SharedMemory(Strategy):
         return False
 
     def check(self, workers: int) -> None:
+        if not 0 < self.backoff_us <= self.backoff_max_us < 1e6:
+            raise UserError(
+                f"{self.name}: 0 < backoff_us <= backoff_max_us < 1000000 must hold, "
+                f"got backoff_us={self.backoff_us:g}, backoff_max_us={self.backoff_max_us:g}"
+            )
         self.sharing(1, workers)
 
     def sharing(self, dim: int, workers: int) -> Sharing:
