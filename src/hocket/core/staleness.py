@@ -46,10 +46,10 @@ class Staleness:
                 return g * (2 - 2 * below / self.histogram.total())
             case "gap":  # Barkai 2020: divide by |now - read| / C + 1, elementwise; C is the mean step
                 assert read is not None
-                gap = (now - read).abs()
+                gap = (now - read).abs_()
                 if tau:
                     self._mean_step += 0.1 * (float(gap.mean()) / tau - self._mean_step)
-                return g / (gap / max(self._mean_step, 1e-12) + 1)
+                return g / gap.div_(max(self._mean_step, 1e-12)).add_(1)
             case "delay-compensated":  # Zheng 2017, equation 10, with lambda = 0.04
                 assert read is not None
                 return g + 0.04 * g * g * (now - read)
