@@ -272,7 +272,7 @@ def _asynchrony(result: Result) -> list[tuple[str, str]]:
     rows = []
     found, most = result.shared, result.staleness["max"]
     if most:
-        at_most = f"{most} or more" if found and most == 255 else f"{most} at most"
+        at_most = f"some {most} or more" if found and most == 255 else f"{most} at most"
         rows.append(("staleness", f"{result.staleness['mean']:.2f} on average, {at_most}"))
     if found is None:
         return rows
@@ -284,7 +284,7 @@ def _asynchrony(result: Result) -> list[tuple[str, str]]:
         rows.append(("lock wait", f"{found['lock_wait_s']:.4g} s, all workers together"))
     rows.append(("vectors alive", f"{found['peak_vectors']} at the peak"))
     times = [f"{part} % after {s:.4g} s" for part, s in result.time_to_loss.items() if s is not None]
-    rows.append(("initial loss", ", ".join(times) or "never fell to 75 %"))
+    rows.append(("of initial loss", ", ".join(times) or "75 % not reached"))
     return rows
 
 

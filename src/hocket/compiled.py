@@ -104,7 +104,8 @@ class CompiledLoop(Loop):
         self._workers.broadcast(self._model.x)
 
     def _take_losses(self) -> Losses:
-        return self._epoch_losses
+        taken, self._epoch_losses = self._epoch_losses, Losses.of([])
+        return taken
 
     def _steps_done(self) -> int:
         return min(self._epochs_done * self._shards.steps, self._total_steps)

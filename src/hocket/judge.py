@@ -65,8 +65,15 @@ class Judge:
             self._workers.all_reduce(mean, "mean")
         return mean
 
-    def own_replica(self) -> dict[str, Any]:
-        """How far the replicas are apart, and how good this one is by itself."""
+    def own_replica(self, replica: Tensor) -> dict[str, Any]:
+        """How far the workers' replicas are apart, and how good this one is by itself."""
+        saved = self._model.replica.clone()
+        self._model.replica.copy_(replica)
+        found = self._own_replica()
+        self._model.replica.copy_(saved)
+        return found
+
+    def _own_replica(self) -> dict[str, Any]:
         apart = self._model.replica - self.mean_replica()
         square = apart.double().square().sum().reshape(1).cpu()
         self._workers.all_reduce(square, "mean")

@@ -144,16 +144,16 @@ class Loop:
                 self._remember(done)
             elif self._pulse(final=False):
                 break
-        own: dict[str, Any] = {"consensus_distance": None}
-        if self.meets:  # else one that is done must say so before it waits for the others
-            with self._rank.clock.paused(), self._real.paused():
-                own = self._judge.own_replica()
+        before = self._model.replica.clone()
         try:
             steps.send(None)
             raise AssertionError("a strategy must end when it is sent None")
         except StopIteration:
             pass
-        return own
+        if not self.meets and ("shared-memory" in self._strategy.needs or self._strategy.server_ranks()):
+            return {"consensus_distance": None}  # what counts is in one place; a worker has a copy of some age
+        with self._rank.clock.paused(), self._real.paused():
+            return self._judge.own_replica(before)
 
     def _assignments(self) -> Iterator[tuple[int, int, int]]:
         """The epoch, step and share of each batch that this worker computes.

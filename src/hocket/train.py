@@ -111,6 +111,10 @@ def _check_model(spec: RunSpec, task: Task) -> None:
     model = FlatModel(task.build_model(spec.seed))
     strategy = spec.make_strategy()
     shares = "shared-memory" in strategy.needs and spec.make_engine().name != "sim"
+    if strategy.server_ranks() > model.x.numel():
+        raise UserError(
+            f"{strategy.server_ranks()} servers cannot share {model.x.numel()} parameters; use fewer servers"
+        )
     if shares and (model.x.dtype != torch.float32 or spec.device != "cpu"):
         what = f"device {spec.device}" if spec.device != "cpu" else str(model.x.dtype).removeprefix("torch.")
         raise UserError(f"strategy {strategy.name} shares float32 parameters in main memory; got {what}")
@@ -130,9 +134,10 @@ def _check_batch(spec: RunSpec, samples: int) -> None:
     if shard == 0:
         raise UserError(f"{spec.workers} workers cannot share {samples} samples; use --workers {samples} or fewer")
     if spec.batch > shard:
+        workers = "1 worker" if spec.workers == 1 else f"{spec.workers} workers"
         raise UserError(
             f"batch {spec.batch} is larger than a worker's shard of {shard} samples "
-            f"({samples} samples, {spec.workers} workers); use --batch {shard} or fewer workers"
+            f"({samples} samples, {workers}); use --batch {shard} or fewer workers"
         )
 
 
@@ -161,7 +166,12 @@ def _choose_engine(spec: RunSpec, given: Task | None, task: Task, train: SampleS
     name = name.partition(":")[0]
     engine[name]  # refuses an unknown one, with the nearest name
     if spec.workers is None and name in ("mpi", "torch"):
-        spec = dataclasses.replace(spec, workers=launched_size() or mpi.slots(spec.hosts) or None)
+        ranks, servers = launched_size() or mpi.slots(spec.hosts), spec.make_strategy().server_ranks()
+        if ranks and ranks <= servers:
+            raise UserError(
+                f"{ranks} ranks leave no worker beside {servers} servers; start {servers + 1} ranks or more"
+            )
+        spec = dataclasses.replace(spec, workers=ranks - servers if ranks else None)
     return spec, reason
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hocket
+from hocket.strategies.gossip import neighbours
 
 
 def run(tmp_path: Path, strategy: str, workers: int = 4, stragglers: str = "1x4", **settings: Any) -> hocket.Result:
@@ -110,6 +111,15 @@ def test_under_a_straggler_the_freer_are_the_faster(tmp_path: Path) -> None:
     assert freely <= stale <= together
     assert freely < together / 2.5
     assert pairwise < neighbours / 2.5, "pairwise gossip is not held back by the slow worker"
+
+
+@pytest.mark.parametrize("graph", ["ring", "torus", "exponential", "complete"])
+def test_pairwise_gossip_uses_every_edge_of_its_graph(tmp_path: Path, graph: str) -> None:
+    result = run(tmp_path, f"gossip:kind=adpsgd,graph={graph}", workers=8, stragglers="")
+    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    asked = {(e["rank"], e["peer"]) for e in events if e["event"] == "send" and e["kind"] == "model"}
+    assert asked == {(i, j) for i in range(8) for j in neighbours(graph, 8, i)}
+    assert result.consensus_distance > 0 and all("own_metric" in worker for worker in result.per_worker)
 
 
 def test_the_fast_do_the_work_of_the_slow_and_every_sample_counts_once(tmp_path: Path) -> None:
