@@ -47,7 +47,9 @@ class SimLock:
             def ready() -> float | None:
                 return self._free_since_s if self._queue[0] == me and self._fits(exclusive) else None
 
-            holders = lambda: "rank " + ", ".join(map(str, self._held_by))  # noqa: E731
+            def holders() -> str:
+                return "rank " + ", ".join(map(str, self._held_by))
+
             world.wait(rank, Wait(f"lock of the {self._sharing.method}", holders, ready), None)
             self._queue.remove(me)
         else:

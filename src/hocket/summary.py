@@ -1,0 +1,63 @@
+"""A result in a few lines, for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from hocket.measure.result import Result
+
+
+def summary(result: Result) -> None:
+    """The result in a few lines."""
+
+    def number(value: float | None, form: str = ".4f") -> str:
+        return "–" if value is None else format(value, form)
+
+    table = Table(box=None, show_header=False)
+    time = f"{result.seconds:.2f} s"
+    if result.virtual_seconds is not None:
+        time = f"{result.virtual_seconds:.4g} s of virtual time ({time} of real)"
+    rows = [
+        ("verdict", result.verdict),
+        ("time", time),
+        ("samples/s", f"{result.samples_per_s:,.0f}"),
+        ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
+        ("train loss", number(result.train_loss)),
+        ("test loss", number(result.test_loss)),
+        (f"test {result.metric}", number(result.test_metric)),
+        ("bytes sent", f"{result.bytes_sent:,}"),
+    ]
+    rows += _asynchrony(result)
+    if result.target is not None:
+        reached = "not reached" if result.time_to_target is None else f"after {result.time_to_target:.4g} s"
+        rows.append((f"target {result.target:g}", reached))
+    if result.out:
+        rows.append(("record", result.out))
+    for name, value in rows:
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+    for r, worker in enumerate(result.per_worker[:8]):
+        parts = ", ".join(f"{worker[k]:.2f} s {k}" for k in ("compute", "communication", "waiting"))
+        print(f" worker {r}: {parts}")
+
+
+def _asynchrony(result: Result) -> list[tuple[str, str]]:
+    """Where workers do not wait for each other: how stale the updates were, and what became of them."""
+    rows = []
+    found, most = result.shared, result.staleness["max"]
+    if most:
+        at_most = f"some {most} or more" if found and most == 255 else f"{most} at most"
+        rows.append(("staleness", f"{result.staleness['mean']:.2f} on average, {at_most}"))
+    if found is None:
+        return rows
+    rows.append(("updates", f"{found['updates']:,} ({found['updates_per_s']:,.0f}/s), {found['dropped']:,} dropped"))
+    tries = sum(int(k) * n for k, n in found["failed_tries"].items())
+    if found["failed_tries"]:
+        rows.append(("failed tries", f"{tries:,} compare-and-swaps"))
+    if found["lock_wait_s"]:
+        rows.append(("lock wait", f"{found['lock_wait_s']:.4g} s, all workers together"))
+    rows.append(("vectors alive", f"{found['peak_vectors']} at the peak"))
+    times = [f"{part} % after {s:.4g} s" for part, s in result.time_to_loss.items() if s is not None]
+    rows.append(("of initial loss", ", ".join(times) or "75 % not reached"))
+    return rows
