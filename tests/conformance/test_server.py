@@ -113,13 +113,21 @@ def test_under_a_straggler_the_freer_are_the_faster(tmp_path: Path) -> None:
     assert pairwise < neighbours / 2.5, "pairwise gossip is not held back by the slow worker"
 
 
-@pytest.mark.parametrize("graph", ["ring", "torus", "exponential", "complete"])
-def test_pairwise_gossip_uses_every_edge_of_its_graph(tmp_path: Path, graph: str) -> None:
+@pytest.mark.parametrize("graph", ["ring", "complete"])
+def test_pairwise_gossip_pairs_every_even_rank_with_its_odd_neighbours(tmp_path: Path, graph: str) -> None:
     result = run(tmp_path, f"gossip:kind=adpsgd,graph={graph}", workers=8, stragglers="")
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     asked = {(e["rank"], e["peer"]) for e in events if e["event"] == "send" and e["kind"] == "model"}
-    assert asked == {(i, j) for i in range(8) for j in neighbours(graph, 8, i)}
+    assert asked == {(i, j) for i in range(0, 8, 2) for j in neighbours(graph, 8, i) if j % 2}
     assert result.consensus_distance > 0 and all("own_metric" in worker for worker in result.per_worker)
+
+
+def test_pairwise_gossip_learns_under_a_straggler() -> None:
+    """Two workers that asked each other at once would change places for ever instead of meeting."""
+    result = hocket.fit(
+        "digits", strategy="gossip:kind=adpsgd", workers=4, engine="sim", sim={"stragglers": "1x3"}, progress=False
+    )
+    assert result.test_accuracy > 0.95
 
 
 def test_the_fast_do_the_work_of_the_slow_and_every_sample_counts_once(tmp_path: Path) -> None:

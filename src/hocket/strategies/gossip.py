@@ -40,6 +40,10 @@ class Gossip(Strategy):
             raise UserError(f"gossip needs 2 or more workers, got {workers}; use --strategy serial")
         if self.kind in ("dpsgd", "adpsgd"):
             neighbours(self.graph, workers, 0)
+        if self.kind == "adpsgd" and self.graph not in ("ring", "complete"):
+            raise UserError(
+                f"gossip: adpsgd pairs even with odd ranks, which cuts graph={self.graph}; use ring or complete"
+            )
         if self.stale != "none" and self.kind != "adpsgd":
             raise UserError(f"gossip: nothing is stale in kind={self.kind}; leave stale out, or use kind=adpsgd")
 
@@ -72,11 +76,13 @@ class Gossip(Strategy):
     def pairwise(self, w: Worker) -> Steps:
         """Two neighbours average, and nobody else waits: x_i, x_j <- (x_i + x_j) / 2 (AD-PSGD, algorithm 1).
 
-        A worker sends its model to a random neighbour, which answers between two gradients with half the difference d,
-        x_j <- x_j - d, and who asked adds d when it hears of it. Nobody waits for an answer, so the graph need not be
-        bipartite, and the sum of all models is the same before and after.
+        Even ranks ask odd ones, so that two never ask each other at once: each would answer with the other's old model,
+        and they would change places instead of meeting. Who is asked answers between two gradients with half the
+        difference d, x_j <- x_j - d, and who asked adds d when it hears of it. Nobody waits for an answer, and the sum
+        of all models is the same before and after.
         """
-        near = neighbours(self.graph, w.size, w.rank)
+        near = [j for j in neighbours(self.graph, w.size, w.rank) if (j + w.rank) % 2]
+        asks = w.rank % 2 == 0
         staleness = Staleness(self.stale, w.size)
         idle, talking = set(near), set(near)  # neighbours that have no question of ours; that may still send
 
@@ -102,18 +108,20 @@ class Gossip(Strategy):
             read, averages = w.x.clone() if staleness.needs_the_read() else None, 0
             while listen(0.0):
                 averages += 1
-            if idle:
+            if asks and idle:
                 j = sorted(idle)[int(torch.randint(len(idle), (1,), generator=w.rng))]
                 idle.discard(j)
                 w.comm.isend(j, Message("model", (), (w.replica,)))
             g.vector.copy_(staleness.temper(g.vector, averages, w.x, read))
             w.descend(g, averages)
-        while idle < set(near):
-            listen(None)
-        for j in near:
-            w.comm.isend(j, Message("done"))
-        while talking:
-            listen(None)
+        if asks:
+            while idle < set(near):
+                listen(None)
+            for j in near:
+                w.comm.isend(j, Message("done"))
+        else:
+            while talking:
+                listen(None)
 
     def push_sum(self, w: Worker) -> Steps:
         """The gradient is taken at z = x / weight; half of x and of the weight goes to one other (algorithm 1)."""
