@@ -44,8 +44,8 @@ class Bench:
     def speed(self, seconds: float) -> float:
         return self.kernel.samples * self.task.epochs / seconds
 
-    def hogwild(self, workers: int) -> float:
-        sharing = Sharing("hogwild", self.kernel.dim, workers)
+    def hogwild(self, workers: int, every: int = 1) -> float:
+        sharing = Sharing("hogwild", self.kernel.dim, workers, every=every)
         vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
         vector.set(np.zeros(self.kernel.dim, np.float32))
         crew = [self.kernel.worker(index, self.task.batch) for index in range(workers)]
@@ -69,7 +69,7 @@ class Bench:
         with torch.no_grad():
             self.model.x.copy_(torch.from_numpy(x))
             scores = self.model.model.eval()(inputs)
-        self.accuracies[f"hocket, threads: {workers}"] = float(self.task.metric(scores, targets))
+        self.accuracies[f"hocket, threads: {workers}, every={every}"] = float(self.task.metric(scores, targets))
         return self.speed(seconds)
 
     def scikit(self) -> float:
@@ -97,6 +97,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     bench = Bench()
     compare("hocket, 1 thread", lambda: bench.hogwild(1), "scikit-learn", bench.scikit, "examples/s")
-    compare("2 threads", lambda: bench.hogwild(2), "1 thread", lambda: bench.hogwild(1), "examples/s")
+    for every in (1, 16, 64):
+        name = f"2 threads, every={every}"
+        compare(name, lambda every=every: bench.hogwild(2, every), "1 thread", lambda: bench.hogwild(1), "examples/s")  # type: ignore[misc]
     for name, accuracy in bench.accuracies.items():
         print(f"{name}: test accuracy {accuracy:.4f}")

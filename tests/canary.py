@@ -38,9 +38,8 @@ def _is_torn(x, dim):
 
 
 @kernel
-def work(control, rows, w, dim, updates, sparse, report):
+def work(control, rows, w, dim, updates, sparse, minus_one, report):
     """Take part until `updates` are handed out to all workers, or until asked to stop. Counts what went wrong."""
-    minus_one = np.full(dim, -1, np.float32)
     while fetch_add(control, NEXT, 1) < updates and not stopped(control):
         row = open_read(control, rows, w) if sparse else acquire(control, rows, w, dim)
         if row == NO_ROW:
@@ -59,11 +58,17 @@ def work(control, rows, w, dim, updates, sparse, report):
                 if row == NO_ROW:
                     status = BROKEN
                 else:
-                    rows[row, :dim] -= minus_one
+                    for i in range(dim):
+                        rows[row, i] -= minus_one[i]
                     status = close_write(control, w, row)
         if status == BROKEN:
             report[BROKE] += 1
             return
+
+
+def take_part(vector: SharedVector, w: int, updates: int, sparse: bool, report: np.ndarray) -> None:
+    dim = vector.sharing.dim
+    work(vector.control, vector.rows, w, dim, updates, sparse, np.full(dim, -1, np.float32), report)
 
 
 def in_threads(vector: SharedVector, updates: int, sparse: bool = False) -> int:
@@ -73,7 +78,7 @@ def in_threads(vector: SharedVector, updates: int, sparse: bool = False) -> int:
 
     def run(w: int) -> None:
         start.wait(WAIT_S)
-        work(vector.control, vector.rows, w, vector.sharing.dim, updates, sparse, reports[w])
+        take_part(vector, w, updates, sparse, reports[w])
 
     threads = [Thread(target=run, args=(w,)) for w in range(vector.sharing.workers)]
     for thread in threads:
@@ -115,7 +120,7 @@ class Crew:
         try:
             vector = SharedVector(Block.attach(self.path), sharing)
             os.write(map_done, b".")
-            work(vector.control, vector.rows, w, sharing.dim, updates, False, self.report(w))
+            take_part(vector, w, updates, False, self.report(w))
             code = 0
         finally:
             os._exit(code)

@@ -31,6 +31,8 @@ class Sharing:
     backoff_s: float = 1e-6
     backoff_max_s: float = 1e-3
     handling: Handling = "none"
+    every: int = 1
+    """Batches that a worker takes on a copy of its own before it writes what they changed."""
     deadline_s: float = 10.0
     """The longest wait for a lock; then the run ends."""
 
@@ -39,6 +41,8 @@ class Sharing:
             raise UserError(f"{self.method} takes 1 to {MAX_WORKERS} workers, got {self.workers}")
         if self.persistence is not None and self.persistence < 0:
             raise UserError(f"persistence must be 0 or more, or inf; got {self.persistence}")
+        if self.every < 1:
+            raise UserError(f"{self.method}: every must be 1 or more, got {self.every}")
         if not 0 < self.backoff_s <= self.backoff_max_s < 1:
             raise UserError("a backoff lasts more than 0 s, at most its maximum, and that is below 1 s")
 
@@ -60,8 +64,8 @@ class Sharing:
 
     @property
     def vectors(self) -> int:
-        """The most vectors that can be alive: the rows, and a gradient for each worker."""
-        return self.rows + self.workers
+        """The most vectors that can be alive: the rows, and for each worker a gradient, or a copy and its beginning."""
+        return self.rows + self.workers * (1 if self.every == 1 else 3)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class SimShared:
             case "leashed":  # the gradient is taken in place, at a vector that nobody changes
                 world.catch_up(self.rank)
                 self._read_version = m.version
-                m.held[self.worker] = [m.current]
+                m.held[self.worker] = [m.current] if m.sharing.every == 1 else []
                 out.copy_(m.current)
         if m.staleness.needs_the_read():
             self._read = out.clone()

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +37,7 @@ from hocket.kernels.family import (
     note,
     stop_all,
 )
+from hocket.kernels.gather import View, hand_over, take_copy
 from hocket.kernels.shared import (
     acquire,
     begin_together,
@@ -63,6 +66,17 @@ _xxgemm = types.ExternalFunction(
 _SINGLE, _TRANSPOSED, _PLAIN = ord("s"), ord("t"), ord("n")
 
 
+@intrinsic
+def _pointer_to(typing_context, number):  # type: ignore[no-untyped-def]
+    """To a copy of the number as float32, on the stack."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        single = context.cast(builder, args[0], signature.args[0], types.float32)
+        return cgutils.alloca_once_value(builder, single)
+
+    return _float(number), codegen
+
+
 def plan_of(widths: list[int]) -> Integers:
     """Where each layer's parameters and activations lie."""
     plan = np.zeros((len(widths) - 1, 6), np.int64)
@@ -79,8 +93,6 @@ def multiply(
     flip_a: bool, flip_b: bool, m: int, n: int, k: int, alpha: float, a: Floats, b: Floats, beta: float, c: Floats
 ) -> None:
     """c = alpha a b + beta c for flat row-major a[m, k], b[k, n] and c[m, n]; a and b are transposed where flipped."""
-    factors = np.empty(2, np.float32)
-    factors[0], factors[1] = alpha, beta
     # BLAS wants columns first: it is given the transposed problem, c^T = b^T a^T.
     _xxgemm(
         _SINGLE,
@@ -89,12 +101,12 @@ def multiply(
         n,
         m,
         k,
-        factors.ctypes,
+        _pointer_to(alpha),
         b.ctypes,
         k if flip_b else n,
         a.ctypes,
         m if flip_a else k,
-        factors[1:].ctypes,
+        _pointer_to(beta),
         c.ctypes,
         n,
     )
@@ -233,9 +245,10 @@ def put_gradient(plan: Integers, n: int, values: Floats, deltas: Floats, alpha: 
 
 @kernel
 def dense_loop(
-    control: Integers,
-    rows: Floats,
-    worker: int,
+    shared: View,
+    near: View,
+    start: Floats,
+    gained: Floats,
     plan: Integers,
     inputs: Floats,
     targets: Integers,
@@ -253,40 +266,46 @@ def dense_loop(
 ) -> tuple[int, int]:
     """A worker's part of an epoch: updates made, and how it ended."""
     dim = plan[-1, BIAS] + plan[-1, OUT]
-    direct = control[METHOD] == HOGWILD and control[HANDLING] < GAP and momentum == 0
+    direct = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and momentum == 0
     made = 0
-    begin_together(control)
-    while not stopped(control):
-        begin = next_batch(control) * batch
+    begin_together(shared.control)
+    if not take_copy(shared, near, start, dim):
+        return 0, BROKEN_LOCK
+    while not stopped(shared.control):
+        begin = next_batch(shared.control) * batch
         if begin >= order.size:
-            return made, DONE
+            break
         chosen = order[begin : min(begin + batch, order.size)]
         n = chosen.size
-        read = acquire(control, rows, worker, dim)
+        read = acquire(near.control, near.rows, near.worker, dim)
         if read == NO_ROW:
             return made, BROKEN_LOCK
-        loss = back_propagate(plan, rows[read], inputs, targets, chosen, values, deltas)
+        loss = back_propagate(plan, near.rows[read], inputs, targets, chosen, values, deltas)
         if not np.isfinite(loss):
-            release(control, worker, read)
-            stop_all(control)
+            release(near.control, near.worker, read)
+            stop_all(shared.control)
             note(log_loss, log_samples, log_clock, made, loss, n)
             return made + 1, DIVERGED
         if direct:
-            row = open_write(control, rows, worker, dim)
-            factor = temper(control, worker, staleness(control, worker))
-            put_gradient(plan, n, values, deltas, -lr * factor, True, rows[row])
-            close_write(control, worker, row)
+            row = open_write(near.control, near.rows, near.worker, dim)
+            factor = temper(near.control, near.worker, staleness(near.control, near.worker))
+            put_gradient(plan, n, values, deltas, -lr * factor, True, near.rows[row])
+            close_write(near.control, near.worker, row)
         else:
             put_gradient(plan, n, values, deltas, 1.0, False, g)
             if momentum != 0:
                 for i in range(dim):
                     velocity[i] = np.float32(momentum) * velocity[i] + g[i]
             step = g if momentum == 0 else velocity
-            if publish(control, rows, worker, read, step, lr, dim) == BROKEN:
+            if publish(near.control, near.rows, near.worker, read, step, lr, dim) == BROKEN:
                 return made, BROKEN_LOCK
         note(log_loss, log_samples, log_clock, made, loss, n)
         made += 1
-    return made, STOPPED
+        if not hand_over(shared, near, start, gained, dim, made, False):
+            return made, BROKEN_LOCK
+    if not hand_over(shared, near, start, gained, dim, made, True):
+        return made, BROKEN_LOCK
+    return made, STOPPED if stopped(shared.control) else DONE
 
 
 class DenseWorker(KernelWorker):
@@ -295,7 +314,7 @@ class DenseWorker(KernelWorker):
     loop: ClassVar[Any] = staticmethod(dense_loop)
 
     def __init__(self, kernel: DenseKernel, index: int, batch: int, momentum: float) -> None:
-        super().__init__(index, batch)
+        super().__init__(index, batch, kernel.dim)
         units = int(kernel.plan[-1, AFTER] + kernel.plan[-1, OUT])
         self._kernel, self._momentum = kernel, momentum
         self._values, self._deltas = np.zeros(batch * units, np.float32), np.zeros(batch * units, np.float32)
@@ -304,7 +323,7 @@ class DenseWorker(KernelWorker):
 
     def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
         kernel = self._kernel
-        problem = self.index, kernel.plan, kernel.inputs, kernel.targets, order, self.batch, float(lr)
+        problem = kernel.plan, kernel.inputs, kernel.targets, order, self.batch, float(lr)
         return (*problem, float(self._momentum), self._values, self._deltas, self._g, self._velocity)
 
     def run_epoch(self, shared: Memory, order: Integers, lr: float) -> int:

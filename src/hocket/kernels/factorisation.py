@@ -26,6 +26,7 @@ from hocket.kernels.family import (
     note,
     stop_all,
 )
+from hocket.kernels.gather import View, hand_over, take_copy
 from hocket.kernels.scatter import scatter
 from hocket.kernels.shared import begin_together, close_read, next_batch, open_read, stopped
 
@@ -77,9 +78,10 @@ def rating_gradient(
 
 @kernel
 def factor_loop(
-    control: Integers,
-    rows: Floats,
-    worker: int,
+    shared: View,
+    near: View,
+    start: Floats,
+    gained: Floats,
     pairs: Integers,
     ratings: Floats,
     users: int,
@@ -93,6 +95,7 @@ def factor_loop(
     touched: Columns,
     seen: Floats,
     g: Floats,
+    step: Floats,
     log_loss: Floats,
     log_samples: Integers,
     log_clock: Integers,
@@ -100,28 +103,34 @@ def factor_loop(
     """A worker's part of an epoch: updates made, and how it ended."""
     dim = (users + items) * (rank + 1)
     made = 0
-    begin_together(control)
-    while not stopped(control):
-        begin = next_batch(control) * batch
+    begin_together(shared.control)
+    if not take_copy(shared, near, start, dim):
+        return 0, BROKEN_LOCK
+    while not stopped(shared.control):
+        begin = next_batch(shared.control) * batch
         if begin >= order.size:
-            return made, DONE
+            break
         chosen = order[begin : min(begin + batch, order.size)]
-        read = open_read(control, rows, worker)
+        read = open_read(near.control, near.rows, near.worker)
         if read == NO_ROW:
             return made, BROKEN_LOCK
         loss, count = rating_gradient(
-            rows[read], pairs, ratings, users, items, rank, mean, l2, chosen, touched, seen, g
+            near.rows[read], pairs, ratings, users, items, rank, mean, l2, chosen, touched, seen, g
         )
-        close_read(control, worker, read)
+        close_read(near.control, near.worker, read)
         if not np.isfinite(loss):
-            stop_all(control)
+            stop_all(shared.control)
             note(log_loss, log_samples, log_clock, made, loss, chosen.size)
             return made + 1, DIVERGED
-        if scatter(control, rows, worker, dim, touched, seen, g, count, lr) == BROKEN:
+        if scatter(near.control, near.rows, near.worker, dim, touched, seen, g, step, count, lr) == BROKEN:
             return made, BROKEN_LOCK
         note(log_loss, log_samples, log_clock, made, loss, chosen.size)
         made += 1
-    return made, STOPPED
+        if not hand_over(shared, near, start, gained, dim, made, False):
+            return made, BROKEN_LOCK
+    if not hand_over(shared, near, start, gained, dim, made, True):
+        return made, BROKEN_LOCK
+    return made, STOPPED if stopped(shared.control) else DONE
 
 
 class FactorWorker(KernelWorker):
@@ -130,16 +139,16 @@ class FactorWorker(KernelWorker):
     loop: ClassVar[Any] = staticmethod(factor_loop)
 
     def __init__(self, kernel: FactorKernel, index: int, batch: int) -> None:
-        super().__init__(index, batch)
+        super().__init__(index, batch, kernel.dim)
         capacity = batch * 2 * (kernel.rank + 1)
         self._kernel = kernel
         self._touched = np.zeros(capacity, np.int32)
-        self._seen, self._g = np.zeros(capacity, np.float32), np.zeros(capacity, np.float32)
+        self._seen, self._g, self._step = (np.zeros(capacity, np.float32) for _ in range(3))
 
     def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
         k = self._kernel
-        problem = self.index, k.pairs, k.ratings, k.users, k.items, k.rank, k.mean, k.l2
-        return (*problem, order, self.batch, float(lr), self._touched, self._seen, self._g)
+        problem = k.pairs, k.ratings, k.users, k.items, k.rank, k.mean, k.l2
+        return (*problem, order, self.batch, float(lr), self._touched, self._seen, self._g, self._step)
 
 
 class FactorKernel(Kernel):

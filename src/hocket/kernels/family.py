@@ -12,7 +12,8 @@ import numpy as np
 
 from hocket.kernels import atomics
 from hocket.kernels.compiled import kernel
-from hocket.kernels.control import STOP
+from hocket.kernels.control import EVERY, STOP
+from hocket.kernels.gather import Copy, View
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -71,33 +72,39 @@ class KernelWorker(ABC):
     loop: ClassVar[Any]
     """The compiled loop."""
 
-    def __init__(self, index: int, batch: int) -> None:
-        self.index, self.batch = index, batch
+    def __init__(self, index: int, batch: int, dim: int) -> None:
+        self.index, self.batch, self._dim = index, batch, dim
+        self._copy: Copy | None = None
         self.log = Log.empty(0)
         """Of the last epoch."""
 
     @abstractmethod
     def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
-        """What the loop takes between the shared memory and the log."""
+        """What the loop takes between the vectors and the log."""
 
     def run_epoch(self, shared: Memory, order: Integers, lr: float) -> int:
         """Take batches of `order` until none is left; says how it ended.
 
         The counter of batches, control[NEXT], must be 0 before the first worker of an epoch begins.
         """
+        if self._copy is None and shared.control[EVERY] > 1:
+            self._copy = Copy(self._dim)
         log = Log.empty(-(-len(order) // self.batch))
-        taken, end = self.loop(
-            shared.control, shared.rows, *self.arguments(order, lr), log.loss, log.samples, log.clock_ns
-        )
+        taken, end = self.loop(*self._given(shared.control, shared.rows, order, lr, log))
         self.log = log.first(taken)
         return int(end)
 
     def compile(self) -> None:
         """Compile the loop, or load it from the cache, without running it."""
-        log = Log.empty(0)
         control, rows = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
-        given = (control, rows, *self.arguments(np.zeros(0, np.int64), 0.1), log.loss, log.samples, log.clock_ns)
+        given = self._given(control, rows, np.zeros(0, np.int64), 0.1, Log.empty(0))
         self.loop.compile(tuple(numba.typeof(value) for value in given))
+
+    def _given(self, control: Integers, rows: Floats, order: Integers, lr: float, log: Log) -> tuple[Any, ...]:
+        """What the loop takes."""
+        shared, none = View(control, rows, self.index), np.zeros(0, np.float32)
+        near = (shared, none, none) if self._copy is None else (self._copy.view, self._copy.start, self._copy.gained)
+        return shared, *near, *self.arguments(order, lr), log.loss, log.samples, log.clock_ns
 
 
 class Kernel(ABC):

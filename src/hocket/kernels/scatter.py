@@ -28,13 +28,14 @@ def scatter(
     touched: Columns,
     seen: Floats,
     g: Floats,
+    step: Floats,
     count: int,
     lr: float,
 ) -> int:
     """Descend by lr * g, tempered by its staleness: APPLIED, DROPPED or BROKEN.
 
     Element k of the first `count` belongs to coordinate touched[k], which was seen[k] when it was read. A coordinate
-    may come up several times; its steps add up.
+    may come up several times; its steps add up. `step` is scratch.
     """
     status = RETRY
     while status == RETRY:
@@ -43,26 +44,38 @@ def scatter(
             return BROKEN
         x = rows[row]
         tau = staleness(control, worker)
-        step = g
-        if control[HANDLING] >= GAP:
-            step = _temper_each(control, worker, tau, x, touched, seen, g, count)
-        factor = np.float32(lr * temper(control, worker, tau))
+        _temper_each(control, worker, tau, x, touched, seen, g, step, count)
         for k in range(count):
-            x[touched[k]] -= factor * step[k]
+            x[touched[k]] -= np.float32(lr) * step[k]
         status = close_write(control, worker, row)
     return status
 
 
 @kernel
 def _temper_each(
-    control: Integers, worker: int, tau: int, x: Floats, touched: Columns, seen: Floats, g: Floats, count: int
-) -> Floats:
-    """g, tempered coordinate by coordinate: by the gap, or compensated for the delay (see `hocket.core.staleness`)."""
-    step = np.empty(count, np.float32)
+    control: Integers,
+    worker: int,
+    tau: int,
+    x: Floats,
+    touched: Columns,
+    seen: Floats,
+    g: Floats,
+    step: Floats,
+    count: int,
+) -> None:
+    """step = tempered g: by one factor, by each coordinate's gap, or compensated for the delay.
+
+    See `hocket.core.staleness`.
+    """
+    if control[HANDLING] < GAP:
+        factor = np.float32(temper(control, worker, tau))
+        for k in range(count):
+            step[k] = factor * g[k]
+        return
     if control[HANDLING] != GAP:
         for k in range(count):
             step[k] = g[k] + np.float32(0.04) * g[k] * g[k] * (x[touched[k]] - seen[k])
-        return step
+        return
     mean_step = control[WORKER_AREA + worker * WORKER_WORDS + MEAN_STEP :].view(np.float64)
     if tau:
         total = 0.0
@@ -72,4 +85,3 @@ def _temper_each(
     scale = np.float32(1 / max(mean_step[0], 1e-12))
     for k in range(count):
         step[k] = g[k] / (abs(x[touched[k]] - seen[k]) * scale + np.float32(1))
-    return step

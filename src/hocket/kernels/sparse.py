@@ -11,10 +11,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from hocket.kernels.compiled import kernel
 from hocket.kernels.control import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
@@ -31,6 +27,8 @@ from hocket.kernels.family import (
     note,
     stop_all,
 )
+from hocket.kernels.gather import View, hand_over, take_copy
+from hocket.kernels.packed import Firsts, Groups, add_row, element, pack, score, shrink_and_add_row
 from hocket.kernels.scatter import scatter
 from hocket.kernels.shared import (
     begin_together,
@@ -44,52 +42,9 @@ from hocket.kernels.shared import (
     temper,
 )
 
-# Without a sign, as what may be below 0 costs a test at every access
-Pointers = np.ndarray[Any, np.dtype[np.uint64]]
-Indices = np.ndarray[Any, np.dtype[np.uint16 | np.uint32]]
-
-LINE = 16  # values in 64 bytes
 AHEAD = 4  # rows
 PAID_TOGETHER = 16
 """The first of so many rows in the order pays the penalty for all. In a random order that leaves the mean as it is."""
-
-
-@intrinsic
-def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
-    """Begin to bring the cache line of `array[index]` near."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, args[0])
-        item = cgutils.get_item_pointer(context, builder, signature.args[0], made, [args[1]])
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [builder.bitcast(item, byte), word(0), word(2), word(1)])  # to read, to L2, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), codegen
-
-
-@kernel
-def prefetch_row(pointers: Pointers, columns: Indices, values: Floats, targets: Floats, row: int) -> None:
-    """Rows come in random order, which no hardware foresees; half of the time would be spent waiting for them."""
-    begin, end = pointers[row], pointers[row + 1]
-    for k in range(begin, end, np.uint64(LINE)):
-        _prefetch(columns, k)
-        _prefetch(values, k)
-    if end > begin:  # the row may end in one line more
-        _prefetch(columns, end - np.uint64(1))
-        _prefetch(values, end - np.uint64(1))
-    _prefetch(targets, row)
-
-
-@kernel
-def score(x: Floats, columns: Indices, values: Floats, begin: int, end: int) -> np.float32:
-    """The product of a row and the weights."""
-    total = np.float32(0)
-    for k in range(begin, end):
-        total += x[columns[k]] * values[k]
-    return total
 
 
 @kernel
@@ -106,9 +61,9 @@ def loss_and_slope(hinge: bool, score: np.float32, target: np.float32) -> tuple[
 @kernel
 def score_rows(
     x: Floats,
-    pointers: Pointers,
-    columns: Indices,
-    values: Floats,
+    firsts: Firsts,
+    lengths: Integers,
+    groups: Groups,
     targets: Floats,
     decay: Floats,
     hinge: bool,
@@ -126,10 +81,9 @@ def score_rows(
     loss = 0.0
     for at in range(begin, end):
         ahead = at + AHEAD if at + AHEAD < end else at + AHEAD + skip
-        if ahead < order.size:
-            prefetch_row(pointers, columns, values, targets, order[ahead])
+        soon = firsts[order[min(ahead, order.size - 1)]]
         row = order[at]
-        product = score(x, columns, values, pointers[row], pointers[row + 1])
+        product = score(x, groups, firsts[row], firsts[row + 1], soon)
         row_loss, slopes[at - begin] = loss_and_slope(hinge, bias + product, targets[row])
         loss += row_loss
     return loss / (end - begin)
@@ -138,43 +92,45 @@ def score_rows(
 @kernel
 def descend_rows(
     x: Floats,
-    pointers: Pointers,
-    columns: Indices,
-    values: Floats,
+    firsts: Firsts,
+    lengths: Integers,
+    groups: Groups,
     decay: Floats,
     order: Integers,
     begin: int,
     end: int,
     slopes: Floats,
+    chosen: Integers,
     step: np.float32,
 ) -> None:
     """x -= step times the gradient of the rows from `begin` to `end` of the order, and of the penalty that they pay.
 
-    A penalty may bring a weight to 0, but never beyond.
+    A penalty may bring a weight to 0, but never beyond. `chosen` is scratch.
     """
     total = np.float32(0)
-    for at in range(begin, end):
-        first, last = pointers[order[at]], pointers[order[at] + 1]
+    count = 0
+    for at in range(begin, end):  # the rows with a slope are listed first: a branch would be mispredicted for many
+        slope = slopes[at - begin]
+        total += slope
+        chosen[count] = at
+        count += (slope != 0) & (at % PAID_TOGETHER != 0)
+    for k in range(count):
+        row = order[chosen[k]]
+        add_row(x, groups, firsts[row], firsts[row + 1], -step * slopes[chosen[k] - begin])
+    for at in range(-(-begin // PAID_TOGETHER) * PAID_TOGETHER, end, PAID_TOGETHER):
+        row = order[at]
+        strength = step * np.float32(min(PAID_TOGETHER, order.size - at))
         change = step * slopes[at - begin]
-        total += change
-        if at % PAID_TOGETHER == 0:
-            strength = step * np.float32(min(PAID_TOGETHER, order.size - at))
-            for k in range(first, last):
-                column = columns[k]
-                kept = max(np.float32(0), np.float32(1) - strength * decay[column])
-                x[column] = kept * x[column] - change * values[k]
-        elif change != 0:
-            for k in range(first, last):
-                x[columns[k]] -= change * values[k]
-    x[decay.size] -= total
+        shrink_and_add_row(x, groups, firsts[row], lengths[row], strength, decay, -change)
+    x[decay.size] -= step * total
 
 
 @kernel
 def linear_gradient(
     x: Floats,
-    pointers: Pointers,
-    columns: Indices,
-    values: Floats,
+    firsts: Firsts,
+    lengths: Integers,
+    groups: Groups,
     targets: Floats,
     decay: Floats,
     hinge: bool,
@@ -190,14 +146,14 @@ def linear_gradient(
     bias_slope = np.float32(0)
     at = 0
     for row in chosen:
-        begin, end = pointers[row], pointers[row + 1]
-        row_loss, slope = loss_and_slope(hinge, x[bias] + score(x, columns, values, begin, end), targets[row])
+        product = score(x, groups, firsts[row], firsts[row + 1], firsts[row + 1])
+        row_loss, slope = loss_and_slope(hinge, x[bias] + product, targets[row])
         loss += row_loss
         bias_slope += share * slope
-        for k in range(begin, end):
-            column = columns[k]
+        for k in range(lengths[row]):
+            column, value = element(groups, firsts[row], k)
             touched[at], seen[at] = column, x[column]
-            g[at] = share * (slope * values[k] + decay[column] * seen[at])
+            g[at] = share * (slope * value + decay[column] * seen[at])
             at += 1
     touched[at], seen[at], g[at] = bias, x[bias], bias_slope
     return loss / chosen.size, at + 1
@@ -205,12 +161,13 @@ def linear_gradient(
 
 @kernel
 def sparse_loop(
-    control: Integers,
-    rows: Floats,
-    worker: int,
-    pointers: Pointers,
-    columns: Indices,
-    values: Floats,
+    shared: View,
+    near: View,
+    start: Floats,
+    gained: Floats,
+    firsts: Firsts,
+    lengths: Integers,
+    groups: Groups,
     targets: Floats,
     decay: Floats,
     hinge: bool,
@@ -218,9 +175,11 @@ def sparse_loop(
     batch: int,
     lr: float,
     slopes: Floats,
+    chosen: Integers,
     touched: Columns,
     seen: Floats,
     g: Floats,
+    step: Floats,
     log_loss: Floats,
     log_samples: Integers,
     log_clock: Integers,
@@ -230,44 +189,50 @@ def sparse_loop(
     Handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
     """
     dim = decay.size + 1
-    listed = control[HANDLING] >= GAP
-    skip = (control[WORKERS] - 1) * batch
-    problem = pointers, columns, values, targets, decay, hinge
+    listed = near.control[HANDLING] >= GAP
+    skip = (shared.control[WORKERS] - 1) * batch
+    problem = firsts, lengths, groups, targets, decay, hinge
     count = made = 0
-    begin_together(control)
-    while not stopped(control):
-        begin = next_batch(control) * batch
+    begin_together(shared.control)
+    if not take_copy(shared, near, start, dim):
+        return 0, BROKEN_LOCK
+    while not stopped(shared.control):
+        begin = next_batch(shared.control) * batch
         if begin >= order.size:
-            return made, DONE
+            break
         end = min(begin + batch, order.size)
         n = end - begin
-        read = open_read(control, rows, worker)
+        read = open_read(near.control, near.rows, near.worker)
         if read == NO_ROW:
             return made, BROKEN_LOCK
         if listed:
-            loss, count = linear_gradient(rows[read], *problem, order[begin:end], touched, seen, g)
+            loss, count = linear_gradient(near.rows[read], *problem, order[begin:end], touched, seen, g)
         else:
-            loss = score_rows(rows[read], *problem, order, begin, end, skip, slopes)
-        close_read(control, worker, read)
+            loss = score_rows(near.rows[read], *problem, order, begin, end, skip, slopes)
+        close_read(near.control, near.worker, read)
         if not np.isfinite(loss):
-            stop_all(control)
+            stop_all(shared.control)
             note(log_loss, log_samples, log_clock, made, loss, n)
             return made + 1, DIVERGED
         status = RETRY
         if listed:
-            status = scatter(control, rows, worker, dim, touched, seen, g, count, lr)
+            status = scatter(near.control, near.rows, near.worker, dim, touched, seen, g, step, count, lr)
         while status == RETRY:
-            to = open_write(control, rows, worker, dim)
+            to = open_write(near.control, near.rows, near.worker, dim)
             if to == NO_ROW:
                 return made, BROKEN_LOCK
-            step = np.float32(lr / n * temper(control, worker, staleness(control, worker)))
-            descend_rows(rows[to], pointers, columns, values, decay, order, begin, end, slopes, step)
-            status = close_write(control, worker, to)
+            factor = np.float32(lr / n * temper(near.control, near.worker, staleness(near.control, near.worker)))
+            descend_rows(near.rows[to], firsts, lengths, groups, decay, order, begin, end, slopes, chosen, factor)
+            status = close_write(near.control, near.worker, to)
         if status == BROKEN:
             return made, BROKEN_LOCK
         note(log_loss, log_samples, log_clock, made, loss, n)
         made += 1
-    return made, STOPPED
+        if not hand_over(shared, near, start, gained, dim, made, False):
+            return made, BROKEN_LOCK
+    if not hand_over(shared, near, start, gained, dim, made, True):
+        return made, BROKEN_LOCK
+    return made, STOPPED if stopped(shared.control) else DONE
 
 
 class SparseWorker(KernelWorker):
@@ -276,17 +241,17 @@ class SparseWorker(KernelWorker):
     loop: ClassVar[Any] = staticmethod(sparse_loop)
 
     def __init__(self, kernel: SparseKernel, index: int, batch: int) -> None:
-        super().__init__(index, batch)
+        super().__init__(index, batch, kernel.dim)
         capacity = batch * kernel.longest_row + 1
         self._kernel = kernel
-        self._slopes = np.zeros(batch, np.float32)
+        self._slopes, self._chosen = np.zeros(batch, np.float32), np.zeros(batch, np.int64)
         self._touched = np.zeros(capacity, np.int32)
-        self._seen, self._g = np.zeros(capacity, np.float32), np.zeros(capacity, np.float32)
+        self._seen, self._g, self._step = (np.zeros(capacity, np.float32) for _ in range(3))
 
     def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
         k = self._kernel
-        problem = self.index, k.pointers, k.columns, k.values, k.targets, k.decay, k.hinge, order, self.batch, float(lr)
-        return (*problem, self._slopes, self._touched, self._seen, self._g)
+        problem = k.firsts, k.lengths, k.groups, k.targets, k.decay, k.hinge, order, self.batch, float(lr)
+        return (*problem, self._slopes, self._chosen, self._touched, self._seen, self._g, self._step)
 
 
 class SparseKernel(Kernel):
@@ -302,14 +267,14 @@ class SparseKernel(Kernel):
         l2: float,
         hinge: bool,
     ) -> None:
-        self.pointers: Pointers = pointers.astype(np.uint64)
-        self.columns: Indices = columns.astype(np.uint16 if len(rows_with) <= 1 << 16 else np.uint32)  # less to fetch
-        self.values, self.targets = values, targets
+        self.firsts, self.groups = pack(pointers, columns, values, len(rows_with))
+        self.lengths: Integers = np.diff(pointers)
+        self.targets = targets
         self.decay: Floats = (l2 / np.maximum(1, rows_with)).astype(np.float32)
         self.hinge = hinge
         self.samples = len(targets)
         self.dim = len(self.decay) + 1
-        self.longest_row = int(np.diff(pointers).max())
+        self.longest_row = int(self.lengths.max())
 
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> SparseWorker:
         assert momentum == 0

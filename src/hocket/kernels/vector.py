@@ -116,6 +116,7 @@ class SharedVector:
         vector.control[c.BACKOFF_NS] = int(sharing.backoff_s * 1e9)
         vector.control[c.BACKOFF_MAX_NS] = int(sharing.backoff_max_s * 1e9)
         vector.control[c.HANDLING] = _HANDLINGS[sharing.handling]
+        vector.control[c.EVERY] = sharing.every
         vector.control[c.DEADLINE_NS] = int(sharing.deadline_s * 1e9)
         for w in range(sharing.workers):
             vector.control[c.WORKER_AREA + w * c.WORKER_WORDS + c.RANDOM] = w + 1

@@ -24,6 +24,9 @@ class SharedMemory(Strategy):
     backoff_max_us: float = 1000.0
     stale: Handling = "none"
     """How stale gradients are tempered."""
+    every: int = 1
+    """Batches that a worker takes on a copy of its own before it writes what they changed. 1 is the method as
+    published; more means fewer writes, and staler ones."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -52,6 +55,7 @@ class SharedMemory(Strategy):
             backoff_s=self.backoff_us / 1e6,
             backoff_max_s=self.backoff_max_us / 1e6,
             handling=self.stale,
+            every=self.every,
         )
 
     def attempts(self) -> int | None:
@@ -61,11 +65,15 @@ class SharedMemory(Strategy):
     def worker(self, w: Worker) -> Steps:
         shared = w.shared
         shared.read(w.x)
+        before = w.x.clone()
         while (g := (yield)) is not None:
-            before = w.x.clone()
             w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
+            if w.step % self.every == 0:
+                shared.publish(before.sub_(w.x).div_(w.lr), w.lr)
+                shared.read(w.x)
+                before.copy_(w.x)
+        if w.step % self.every != 0:
             shared.publish(before.sub_(w.x).div_(w.lr), w.lr)
-            shared.read(w.x)
         w.comm.barrier()  # everyone's updates are in
         shared.read(w.x)
         w.average_buffers()

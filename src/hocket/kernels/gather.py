@@ -1,0 +1,70 @@
+"""Workers that take several batches on a copy of their own before they write what these changed.
+
+Where a batch is quick, most of the time goes into lines of the shared vector that wander from core to core; a copy
+lets `every` batches pay for one such walk. It is a shared vector itself, of one worker and without locks, so that the
+loops of all families work on it just as on the one that all share.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.core.shared import Sharing
+from hocket.kernels.compiled import kernel
+from hocket.kernels.control import BROKEN, EVERY, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
+from hocket.kernels.shared import private_row, publish, read_into
+from hocket.kernels.vector import Block, SharedVector, nbytes
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class View(NamedTuple):
+    """A shared vector as one of its workers sees it."""
+
+    control: Words
+    rows: Floats
+    worker: int
+
+
+class Copy:
+    """A worker's own vector, and what it needs to compare it with the shared one."""
+
+    def __init__(self, dim: int) -> None:
+        sharing = Sharing("hogwild", dim, 1)
+        vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
+        self.view = View(vector.control, vector.rows, 0)
+        self.start, self.gained = np.zeros(dim, np.float32), np.zeros(dim, np.float32)
+
+
+@kernel
+def take_copy(shared: View, near: View, start: Floats, dim: int) -> bool:
+    """Begin an epoch; False where a lock could not be had. Does nothing where batches go to the shared vector."""
+    if shared.control[EVERY] == 1:
+        return True
+    if read_into(shared.control, shared.rows, shared.worker, start, dim) == NO_ROW:
+        return False
+    for i in range(dim):
+        near.rows[0, i] = start[i]
+    return True
+
+
+@kernel
+def hand_over(shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, last: bool) -> bool:
+    """Where it is time, add what the copy gained to the shared vector, and take a new copy.
+
+    It is time after each `every` batches of those `made` in this epoch, and after the `last` one. False where a lock
+    could not be had. `start` is what the shared vector was when the copy was taken, `gained` is scratch.
+    """
+    every = shared.control[EVERY]
+    if every == 1 or (made % every == 0) == last:
+        return True
+    for i in range(dim):
+        gained[i] = start[i] - near.rows[0, i]
+    read_was_kept = shared.control[METHOD] < HOGWILD or shared.control[HANDLING] >= GAP
+    read = private_row(shared.control, shared.worker) if read_was_kept else NO_ROW
+    if publish(shared.control, shared.rows, shared.worker, read, gained, 1.0, dim) == BROKEN:
+        return False
+    return take_copy(shared, near, start, dim)
