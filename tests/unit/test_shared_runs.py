@@ -108,6 +108,8 @@ class TestLearning:
         made = tiny.task(26)
         if driver == "python":
             made = dataclasses.replace(made, model=lambda: nn.Sequential(tiny.model(), nn.Identity()))
+        is_compiled = kernel_for(RunSpec("own", strategy=method), made, made.load()[0]) is not None
+        assert is_compiled == (driver != "python")
         settings: dict[str, Any] = dict(workers=1, epochs=3, lr_decay=0.5)
         settings["momentum"] = 0.9
         serial = tiny.fit(made, strategy="serial", **settings)

@@ -374,9 +374,7 @@ class DenseKernel(Kernel):
 
 def recognise(model: nn.Module) -> list[int] | None:
     """The widths of a perceptron, [inputs, hidden ..., classes]: Flatten (or not), then Linear and ReLU in turn."""
-    if not isinstance(model, nn.Sequential):
-        return None
-    layers = list(model)
+    layers = list(model) if isinstance(model, nn.Sequential) else [model]
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         layers = layers[1:]
     linear = layers[0::2]

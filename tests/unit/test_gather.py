@@ -1,0 +1,155 @@
+"""Workers that gather several batches in a copy of their own: nothing is lost, and alone nothing changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from threading import Thread
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_dense import a_problem
+from test_sparse import parameters
+from torch import nn
+
+import hocket
+from hocket.core.errors import UserError
+from hocket.core.shared import Method, Sharing
+from hocket.core.staleness import Handling
+from hocket.kernels.compiled import kernel
+from hocket.kernels.control import NEXT
+from hocket.kernels.family import BROKEN_LOCK
+from hocket.kernels.gather import Copy, View, hand_over, take_copy
+from hocket.kernels.locks import WRITING, drop, take
+from hocket.kernels.shared import next_batch
+from hocket.kernels.vector import Block, SharedVector, nbytes
+
+METHODS = get_args(Method)
+DIM = 300
+
+
+def share(method: Any, workers: int, **options: Any) -> SharedVector:
+    sharing = Sharing(method, DIM, workers, **options)
+    return SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
+
+
+@kernel
+def count_up(shared, near, start, gained, dim, batches):
+    """A worker whose batches add 1 to each parameter; how many it took."""
+    made = 0
+    if not take_copy(shared, near, start, dim):
+        return -1
+    while next_batch(shared.control) < batches:
+        for i in range(dim):
+            near.rows[0, i] += 1
+        made += 1
+        if not hand_over(shared, near, start, gained, dim, made, False):
+            return -1
+    return made if hand_over(shared, near, start, gained, dim, made, True) else -1
+
+
+def count_together(vector: SharedVector, batches: int) -> list[int]:
+    """How many batches each worker took."""
+    made = [0] * vector.sharing.workers
+
+    def run(w: int) -> None:
+        copy, shared = Copy(DIM), View(vector.control, vector.rows, w)
+        made[w] = count_up(shared, copy.view, copy.start, copy.gained, DIM, batches)
+
+    threads = [Thread(target=run, args=(w,)) for w in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return made
+
+
+@pytest.mark.parametrize("every", [2, 7, 1_000_000])
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_batch_is_lost(method: str, workers: int, every: int) -> None:
+    vector, batches = share(method, workers, every=every), 20_000
+    made = count_together(vector, batches)
+    assert min(made) >= 0 and sum(made) == batches
+    statistics = vector.statistics()
+    assert statistics.updates == vector.version == sum(-(-m // every) for m in made)
+    assert statistics.dropped == 0
+    values = parameters(vector)
+    if method == "hogwild":
+        assert 0 < values.max() <= batches
+    else:
+        assert np.all(values == batches)
+        assert vector.references() == [0] * vector.sharing.slots
+
+
+def test_an_update_that_is_dropped_takes_all_its_batches_along() -> None:
+    vector = share("leashed", 4, every=5, persistence=0)
+    count_together(vector, 20_000)
+    statistics = vector.statistics()
+    assert parameters(vector)[0] <= 5 * statistics.updates
+    assert statistics.updates + statistics.dropped >= 20_000 / 5
+
+
+@pytest.mark.parametrize("method", ["mutex", "rwlock"])
+def test_a_lock_that_cannot_be_had_ends_the_worker(method: Any) -> None:
+    model, kernel_, _ = a_problem([7, 5, 3])
+    sharing = Sharing(method, kernel_.dim, 2, every=3, deadline_s=0.05)
+    vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
+    vector.set(model.x.detach().numpy())
+    assert take(vector.control, 1, WRITING)
+    thread_end = []
+    thread = Thread(
+        target=lambda: thread_end.append(kernel_.worker(0, 2).run_epoch(vector, np.arange(kernel_.samples), 0.1))
+    )
+    thread.start()
+    thread.join(10)
+    drop(vector.control)  # before its memory goes
+    assert thread_end == [BROKEN_LOCK]
+    assert vector.control[NEXT] == 0, "it gave up before it took a batch"
+
+
+@pytest.mark.parametrize("driver", ["compiled", "python", "sim"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("every", [2, 5, 100])
+def test_alone_it_is_serial(method: str, driver: str, every: int) -> None:
+    made = tiny.task(26)
+    if driver == "python":
+        made = dataclasses.replace(made, model=lambda: nn.Sequential(tiny.model(), nn.Identity()))
+    settings: dict[str, Any] = dict(workers=1, epochs=3, lr_decay=0.5, momentum=0.9)
+    serial = tiny.fit(made, strategy="serial", **settings)
+    for handling in get_args(Handling):
+        strategy = f"{method}:every={every},stale={handling}"
+        result = tiny.fit(made, strategy=strategy, engine="sim" if driver == "sim" else "threads", **settings)
+        # 7 batches an epoch; compiled workers meet after each
+        updates = 3 * -(-7 // every) if driver == "compiled" else -(-21 // every)
+        assert result.staleness["histogram"] == {"0": updates}
+        for name, tensor in serial.state.items():
+            torch.testing.assert_close(result.state[name], tensor, msg=f"{handling}: {name}")
+
+
+@pytest.mark.parametrize("engine", ["threads", "sim"])
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_learn_together(method: Any, engine: str) -> None:
+    epochs = 12
+    result = hocket.fit(
+        "digits", strategy=f"{method}:every=4", engine=engine, workers=3, epochs=epochs, momentum=0.0, progress=False
+    )
+    assert result.test_accuracy > 0.7
+    assert result.shared is not None
+    steps = [worker["steps"] for worker in result.per_worker]
+    assert sum(steps) / 4 <= result.shared["updates"] <= sum(steps) / 4 + 3 * epochs
+    assert result.shared["peak_vectors"] <= Sharing(method, 1, 3, every=4).vectors
+
+
+@pytest.mark.parametrize("name", ["svm", "factorization"])
+def test_sparse_tasks_learn(name: str) -> None:
+    result = hocket.fit(name, strategy="hogwild:every=16", workers=2, progress=False)
+    assert result.test_metric is not None
+    assert result.test_metric < 0.5 if name == "factorization" else result.test_metric > 0.9
+
+
+def test_every_is_checked() -> None:
+    with pytest.raises(UserError, match="hogwild: every must be 1 or more, got 0"):
+        hocket.fit("digits", strategy="hogwild:every=0", workers=2, epochs=1, progress=False)
