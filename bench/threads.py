@@ -1,4 +1,4 @@
-"""Updates/s of the four shared-memory methods by the number of threads: `python bench/threads.py [THREADS ...]`.
+"""Batches/s of the four shared-memory methods by the number of threads: `python bench/threads.py [THREADS ...]`.
 
 The MNIST MLP, compiled workers; medians of 3 interleaved rounds.
 """
@@ -12,7 +12,7 @@ from common import compare  # noqa: F401 - sets one BLAS thread before NumPy is 
 
 import hocket
 
-METHODS = ("mutex", "rwlock", "hogwild", "leashed")
+METHODS = ("mutex", "rwlock", "hogwild", "leashed", "hogwild:every=16")
 EPOCHS = {512: 4, 64: 2, 16: 1}
 ROUNDS = 3
 
@@ -31,13 +31,13 @@ if __name__ == "__main__":
             for workers in threads:
                 for method in METHODS:
                     found.setdefault((method, workers), []).append(run(method, workers, batch))
-        print(f"\nbatch {batch}: updates/s (mean staleness)", flush=True)
+        print(f"\nbatch {batch}: batches/s (mean staleness, in updates)", flush=True)
         print("| threads | " + " | ".join(METHODS) + " |\n| --- |" + " ---: |" * len(METHODS))
         for workers in threads:
             cells = []
             for method in METHODS:
                 runs = found[method, workers]
-                speed = statistics.median(r.shared["updates_per_s"] for r in runs if r.shared)
+                speed = statistics.median(r.samples_per_s / batch for r in runs)
                 stale = statistics.median(r.staleness["mean"] for r in runs)
                 cells.append(f"{speed:,.0f} ({stale:.1f})")
             print(f"| {workers} | " + " | ".join(cells) + " |", flush=True)

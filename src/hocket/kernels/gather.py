@@ -14,7 +14,17 @@ import numpy as np
 from hocket.core.shared import Sharing
 from hocket.kernels.compiled import kernel
 from hocket.kernels.control import BROKEN, EVERY, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
-from hocket.kernels.shared import private_row, publish, read_into
+from hocket.kernels.shared import (
+    close_read,
+    close_write,
+    open_read,
+    open_write,
+    private_row,
+    publish,
+    read_into,
+    staleness,
+    temper,
+)
 from hocket.kernels.vector import Block, SharedVector, nbytes
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -51,6 +61,20 @@ def take_copy(shared: View, near: View, start: Floats, dim: int) -> bool:
     return True
 
 
+@kernel(fastmath={"contract"})
+def _swap(shared: View, copy: Floats, start: Floats, dim: int) -> None:
+    """Give and take in one pass, where nobody locks and nobody else must see what was read."""
+    control, worker = shared.control, shared.worker
+    row = open_write(control, shared.rows, worker, dim)
+    x = shared.rows[row]
+    factor = np.float32(temper(control, worker, staleness(control, worker)))
+    for i in range(dim):
+        now = x[i] + factor * (copy[i] - start[i])
+        x[i] = copy[i] = start[i] = now
+    close_write(control, worker, row)
+    close_read(control, worker, open_read(control, shared.rows, worker))  # for the version
+
+
 @kernel
 def hand_over(shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, last: bool) -> bool:
     """Where it is time, add what the copy gained to the shared vector, and take a new copy.
@@ -60,6 +84,9 @@ def hand_over(shared: View, near: View, start: Floats, gained: Floats, dim: int,
     """
     every = shared.control[EVERY]
     if every == 1 or (made % every == 0) == last:
+        return True
+    if shared.control[METHOD] == HOGWILD and shared.control[HANDLING] < GAP:
+        _swap(shared, near.rows[0], start, dim)
         return True
     for i in range(dim):
         gained[i] = start[i] - near.rows[0, i]
