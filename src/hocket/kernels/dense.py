@@ -37,7 +37,7 @@ from hocket.kernels.family import (
     note,
     stop_all,
 )
-from hocket.kernels.gather import View, hand_over, take_copy
+from hocket.kernels.gather import View, keep_up
 from hocket.kernels.shared import (
     acquire,
     begin_together,
@@ -269,12 +269,13 @@ def dense_loop(
     direct = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and momentum == 0
     made = 0
     begin_together(shared.control)
-    if not take_copy(shared, near, start, dim):
-        return 0, BROKEN_LOCK
-    while not stopped(shared.control):
+    while True:
         begin = next_batch(shared.control) * batch
-        if begin >= order.size:
-            break
+        over = begin >= order.size or stopped(shared.control)
+        if not keep_up(shared, near, start, gained, dim, made, over):
+            return made, BROKEN_LOCK
+        if over:
+            return made, STOPPED if stopped(shared.control) else DONE
         chosen = order[begin : min(begin + batch, order.size)]
         n = chosen.size
         read = acquire(near.control, near.rows, near.worker, dim)
@@ -301,11 +302,6 @@ def dense_loop(
                 return made, BROKEN_LOCK
         note(log_loss, log_samples, log_clock, made, loss, n)
         made += 1
-        if not hand_over(shared, near, start, gained, dim, made, False):
-            return made, BROKEN_LOCK
-    if not hand_over(shared, near, start, gained, dim, made, True):
-        return made, BROKEN_LOCK
-    return made, STOPPED if stopped(shared.control) else DONE
 
 
 class DenseWorker(KernelWorker):

@@ -26,7 +26,7 @@ from hocket.kernels.family import (
     note,
     stop_all,
 )
-from hocket.kernels.gather import View, hand_over, take_copy
+from hocket.kernels.gather import View, keep_up
 from hocket.kernels.scatter import scatter
 from hocket.kernels.shared import begin_together, close_read, next_batch, open_read, stopped
 
@@ -104,12 +104,13 @@ def factor_loop(
     dim = (users + items) * (rank + 1)
     made = 0
     begin_together(shared.control)
-    if not take_copy(shared, near, start, dim):
-        return 0, BROKEN_LOCK
-    while not stopped(shared.control):
+    while True:
         begin = next_batch(shared.control) * batch
-        if begin >= order.size:
-            break
+        over = begin >= order.size or stopped(shared.control)
+        if not keep_up(shared, near, start, gained, dim, made, over):
+            return made, BROKEN_LOCK
+        if over:
+            return made, STOPPED if stopped(shared.control) else DONE
         chosen = order[begin : min(begin + batch, order.size)]
         read = open_read(near.control, near.rows, near.worker)
         if read == NO_ROW:
@@ -126,11 +127,6 @@ def factor_loop(
             return made, BROKEN_LOCK
         note(log_loss, log_samples, log_clock, made, loss, chosen.size)
         made += 1
-        if not hand_over(shared, near, start, gained, dim, made, False):
-            return made, BROKEN_LOCK
-    if not hand_over(shared, near, start, gained, dim, made, True):
-        return made, BROKEN_LOCK
-    return made, STOPPED if stopped(shared.control) else DONE
 
 
 class FactorWorker(KernelWorker):

@@ -50,10 +50,28 @@ class Copy:
 
 
 @kernel
-def take_copy(shared: View, near: View, start: Floats, dim: int) -> bool:
-    """Begin an epoch; False where a lock could not be had. Does nothing where batches go to the shared vector."""
-    if shared.control[EVERY] == 1:
+def keep_up(shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, over: bool) -> bool:
+    """To be called before each batch of an epoch, and when it is `over`: False where a lock could not be had.
+
+    The first time it takes a copy. After each `every` batches of those `made`, and in the end, it adds what the copy
+    gained to the shared vector and takes a new one. `start` is what the shared vector was when the copy was taken,
+    `gained` is scratch. Where batches go to the shared vector itself there is nothing to do.
+    """
+    every = shared.control[EVERY]
+    if every == 1:
         return True
+    if made > 0:
+        if made % every != 0 and not over:
+            return True
+        if shared.control[METHOD] == HOGWILD and shared.control[HANDLING] < GAP:
+            _swap(shared, near.rows[0], start, dim)
+            return True
+        for i in range(dim):
+            gained[i] = start[i] - near.rows[0, i]
+        read_was_kept = shared.control[METHOD] < HOGWILD or shared.control[HANDLING] >= GAP
+        read = private_row(shared.control, shared.worker) if read_was_kept else NO_ROW
+        if publish(shared.control, shared.rows, shared.worker, read, gained, 1.0, dim) == BROKEN:
+            return False
     if read_into(shared.control, shared.rows, shared.worker, start, dim) == NO_ROW:
         return False
     for i in range(dim):
@@ -73,25 +91,3 @@ def _swap(shared: View, copy: Floats, start: Floats, dim: int) -> None:
         x[i] = copy[i] = start[i] = now
     close_write(control, worker, row)
     close_read(control, worker, open_read(control, shared.rows, worker))  # for the version
-
-
-@kernel
-def hand_over(shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, last: bool) -> bool:
-    """Where it is time, add what the copy gained to the shared vector, and take a new copy.
-
-    It is time after each `every` batches of those `made` in this epoch, and after the `last` one. False where a lock
-    could not be had. `start` is what the shared vector was when the copy was taken, `gained` is scratch.
-    """
-    every = shared.control[EVERY]
-    if every == 1 or (made % every == 0) == last:
-        return True
-    if shared.control[METHOD] == HOGWILD and shared.control[HANDLING] < GAP:
-        _swap(shared, near.rows[0], start, dim)
-        return True
-    for i in range(dim):
-        gained[i] = start[i] - near.rows[0, i]
-    read_was_kept = shared.control[METHOD] < HOGWILD or shared.control[HANDLING] >= GAP
-    read = private_row(shared.control, shared.worker) if read_was_kept else NO_ROW
-    if publish(shared.control, shared.rows, shared.worker, read, gained, 1.0, dim) == BROKEN:
-        return False
-    return take_copy(shared, near, start, dim)

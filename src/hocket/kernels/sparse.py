@@ -27,7 +27,7 @@ from hocket.kernels.family import (
     note,
     stop_all,
 )
-from hocket.kernels.gather import View, hand_over, take_copy
+from hocket.kernels.gather import View, keep_up
 from hocket.kernels.packed import Firsts, Groups, add_row, element, pack, score, shrink_and_add_row
 from hocket.kernels.scatter import scatter
 from hocket.kernels.shared import (
@@ -194,12 +194,13 @@ def sparse_loop(
     problem = firsts, lengths, groups, targets, decay, hinge
     count = made = 0
     begin_together(shared.control)
-    if not take_copy(shared, near, start, dim):
-        return 0, BROKEN_LOCK
-    while not stopped(shared.control):
+    while True:
         begin = next_batch(shared.control) * batch
-        if begin >= order.size:
-            break
+        over = begin >= order.size or stopped(shared.control)
+        if not keep_up(shared, near, start, gained, dim, made, over):
+            return made, BROKEN_LOCK
+        if over:
+            return made, STOPPED if stopped(shared.control) else DONE
         end = min(begin + batch, order.size)
         n = end - begin
         read = open_read(near.control, near.rows, near.worker)
@@ -228,11 +229,6 @@ def sparse_loop(
             return made, BROKEN_LOCK
         note(log_loss, log_samples, log_clock, made, loss, n)
         made += 1
-        if not hand_over(shared, near, start, gained, dim, made, False):
-            return made, BROKEN_LOCK
-    if not hand_over(shared, near, start, gained, dim, made, True):
-        return made, BROKEN_LOCK
-    return made, STOPPED if stopped(shared.control) else DONE
 
 
 class SparseWorker(KernelWorker):
