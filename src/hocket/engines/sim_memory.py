@@ -26,7 +26,10 @@ YIELD_S = 1e-6
 
 
 class SimLock:
-    """A lock that is granted in the order of asking; shared between readers who ask one after the other."""
+    """A lock, granted in the order of asking, or with a backoff to whoever asks again first after it became free.
+
+    Readers share it where the method says so.
+    """
 
     def __init__(self, world: SimWorld, sharing: Sharing) -> None:
         self._world, self._sharing = world, sharing
@@ -39,25 +42,27 @@ class SimLock:
         """Returns the seconds waited."""
         world = self._world
         world.catch_up(rank)
-        began_s = world.now_s[rank]
-        if self._sharing.backoff == "none":
-            me = (rank, exclusive)
-            self._queue.append(me)
+        attempt_s = began_s = world.now_s[rank]
+        attempts = 0
+        me = (rank, exclusive)
+        self._queue.append(me)
 
-            def ready() -> float | None:
-                return self._free_since_s if self._queue[0] == me and self._fits(exclusive) else None
-
-            def holders() -> str:
-                return "rank " + ", ".join(map(str, self._held_by))
-
-            world.wait(rank, Wait(f"lock of the {self._sharing.method}", holders, ready), None)
-            self._queue.remove(me)
-        else:
-            attempts = 0
-            while not self._fits(exclusive):
+        def ready() -> float | None:
+            nonlocal attempt_s, attempts
+            if not self._fits(exclusive):
+                return None
+            if self._sharing.backoff == "none":
+                return self._free_since_s if self._queue[0] == me else None
+            while attempt_s < self._free_since_s:  # these attempts have failed; nobody need have watched them
                 attempts += 1
-                world.spend(rank, backoff_s(self._sharing, attempts, self._random))
-                world.catch_up(rank)
+                attempt_s += backoff_s(self._sharing, attempts, self._random)
+            return attempt_s
+
+        def holders() -> str:
+            return "rank " + ", ".join(map(str, self._held_by))
+
+        world.wait(rank, Wait(f"lock of the {self._sharing.method}", holders, ready), None)
+        self._queue.remove(me)
         self._held_by[rank] = exclusive
         world.changed([r for r, _ in self._queue])
         return world.now_s[rank] - began_s
