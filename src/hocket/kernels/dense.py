@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.kernels.compiled import kernel
-from hocket.kernels.control import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
+from hocket.kernels.control import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW, WORKERS
 from hocket.kernels.family import (
     BROKEN_LOCK,
     DIVERGED,
@@ -187,9 +187,16 @@ def cross_entropy(logits: Floats, targets: Integers, chosen: Integers, deltas: F
 
 @kernel
 def back_propagate(
-    plan: Integers, x: Floats, inputs: Floats, targets: Integers, chosen: Integers, values: Floats, deltas: Floats
+    plan: Integers,
+    x: Floats,
+    later: Floats,
+    inputs: Floats,
+    targets: Integers,
+    chosen: Integers,
+    values: Floats,
+    deltas: Floats,
 ) -> float:
-    """The mean loss of the chosen samples at the parameters x.
+    """The mean loss of the chosen samples at the parameters x, of which those of all layers but the first are `later`.
 
     `values` becomes the inputs of each layer and the outputs of the last, `deltas` the loss's gradient by them.
     """
@@ -200,18 +207,19 @@ def back_propagate(
             values[s * width + i] = inputs[chosen[s], i]
     for layer in range(layers):
         fan_in, fan_out = plan[layer, IN], plan[layer, OUT]
-        weights = x[plan[layer, WEIGHTS] : plan[layer, BIAS]]
+        at = x if layer == 0 else later
+        weights = at[plan[layer, WEIGHTS] : plan[layer, BIAS]]
         before, after = values[n * plan[layer, BEFORE] :][: n * fan_in], values[n * plan[layer, AFTER] :][: n * fan_out]
         if n == 1:
             weigh_one(weights, before, after)
         else:
             multiply(False, True, n, fan_out, fan_in, 1.0, before, weights, 0.0, after)
-        add_bias(after, x[plan[layer, BIAS] :][:fan_out], n, layer + 1 < layers)
+        add_bias(after, at[plan[layer, BIAS] :][:fan_out], n, layer + 1 < layers)
     last, classes = plan[layers - 1, AFTER], plan[layers - 1, OUT]
     loss = cross_entropy(values[n * last :][: n * classes], targets, chosen, deltas[n * last :][: n * classes])
     for layer in range(layers - 1, 0, -1):
         fan_in, fan_out = plan[layer, IN], plan[layer, OUT]
-        weights = x[plan[layer, WEIGHTS] : plan[layer, BIAS]]
+        weights = later[plan[layer, WEIGHTS] : plan[layer, BIAS]]
         before, after = deltas[n * plan[layer, BEFORE] :][: n * fan_in], deltas[n * plan[layer, AFTER] :][: n * fan_out]
         if n == 1:
             weigh_back_one(weights, after, before)
@@ -266,6 +274,7 @@ def dense_loop(
 ) -> tuple[int, int]:
     """A worker's part of an epoch: updates made, and how it ended."""
     dim = plan[-1, BIAS] + plan[-1, OUT]
+    others_write = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and near.control[WORKERS] > 1
     direct = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and momentum == 0
     made = 0
     begin_together(shared.control)
@@ -281,7 +290,12 @@ def dense_loop(
         read = acquire(near.control, near.rows, near.worker, dim)
         if read == NO_ROW:
             return made, BROKEN_LOCK
-        loss = back_propagate(plan, near.rows[read], inputs, targets, chosen, values, deltas)
+        x = later = near.rows[read]
+        if others_write:  # but what is read twice, to go forward and back, must not change in between
+            later = g
+            for i in range(plan[0, BIAS] + plan[0, OUT], dim):
+                later[i] = x[i]
+        loss = back_propagate(plan, x, later, inputs, targets, chosen, values, deltas)
         if not np.isfinite(loss):
             release(near.control, near.worker, read)
             stop_all(shared.control)
