@@ -200,7 +200,7 @@ class Loop:
             status.samples += samples
             self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
             gradient.samples = samples
-            gradient.of = self._shards.of(step)
+            gradient.step_samples = self._shards.step_samples(step)
             self._rate.set(epoch * self._shards.steps + step + 1)
             steps.send(gradient)
         while done < (self._total_steps - 1) // self._shards.steps:

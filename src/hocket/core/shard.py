@@ -24,7 +24,7 @@ class Shards:
         size = self._workers * self._batch
         return order[step * size : (step + 1) * size]
 
-    def of(self, step: int) -> int:
+    def step_samples(self, step: int) -> int:
         """Samples of all workers together in this step of an epoch."""
         return min(self._workers * self._batch, self._samples - step * self._workers * self._batch)
 

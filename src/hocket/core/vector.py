@@ -24,7 +24,7 @@ class Gradient:
 
     flat: Weighted
     samples: float
-    of: float = 0.0
+    step_samples: float = 0.0
     """Samples of all workers' batches of this step together, where they are known."""
 
     @property

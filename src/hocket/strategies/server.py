@@ -73,19 +73,22 @@ class ParameterServer(Strategy):
     def worker(self, w: Worker) -> Steps:
         x, ranks = parts(w.x, self.servers), range(w.size, w.size + self.servers)
         read = [0] * self.servers  # the version of each part that the gradient is computed at
-        pushed, samples, of = w.x.new_zeros(()), 0.0, 0.0  # the sum of the gradients since the last push
+        # The sum of the gradients since the last push, of their samples, and of all workers' samples of these steps
+        pushed, samples, step_samples = w.x.new_zeros(()), 0.0, 0.0
 
         def push(reply: bool) -> None:
             for k, part in enumerate(parts(pushed, self.servers)):
-                w.world.isend(ranks[k], Message("push", (read[k], int(samples), int(of), int(reply)), (part,)))
+                w.world.isend(
+                    ranks[k], Message("push", (read[k], int(samples), int(step_samples), int(reply)), (part,))
+                )
 
         while (g := (yield)) is not None:
             pushes, fetches = w.step % self.push_every == 0, w.step % self.fetch_every == 0
             pushed = g.vector if self.push_every == 1 else pushed + g.vector
-            samples, of = samples + g.samples, of + g.of
+            samples, step_samples = samples + g.samples, step_samples + g.step_samples
             if pushes:
                 push(reply=fetches)
-                pushed, samples, of = w.x.new_zeros(()), 0.0, 0.0
+                pushed, samples, step_samples = w.x.new_zeros(()), 0.0, 0.0
             elif fetches:
                 for rank in ranks:
                     w.world.isend(rank, Message("fetch"))
@@ -115,7 +118,8 @@ class ParameterServer(Strategy):
             match msg.kind:
                 case "push":
                     pace.pushed(worker, s.clock.now())
-                    if msg.ints[3]:
+                    _, _, _, reply = msg.ints
+                    if reply:
                         waiting.add(worker)
                     if self.mode == "sync":
                         pushed[worker] = msg
@@ -137,21 +141,23 @@ class ParameterServer(Strategy):
             s.comm.isend(i, Message("model", (s.version,), (s.x,))).wait()
 
     def apply(self, s: Server, staleness: Staleness, worker: int, push: Message, read: Tensor | None) -> None:
-        version, samples, of, _ = push.ints
+        version, samples, step_samples, _ = push.ints
         if samples == 0:
             return
         tau = s.version - version
         g = staleness.temper(push.tensors[0], tau, s.x, s.x if read is None else read)
         if self.mode in ("ssp", "dssp"):
-            g = g * (samples / of)
+            g = g * (samples / step_samples)
         s.descend(g)
         s.log("update", worker=worker, read=version, version=s.version, staleness=tau)
 
     def apply_mean(self, s: Server, pushes: list[Message], staleness: Staleness) -> None:
-        total = sum(push.ints[1] for push in pushes)
+        samples = [push.ints[1] for push in pushes]
+        total = sum(samples)
         if total == 0:
             return
-        g = sum((push.tensors[0] * (push.ints[1] / total) for push in pushes), start=s.x.new_zeros(()))
+        weighted = zip(pushes, samples, strict=True)
+        g = sum((push.tensors[0] * (n / total) for push, n in weighted), start=s.x.new_zeros(()))
         staleness.histogram[0] += 1
         s.descend(g.expand_as(s.x))
         s.log("update", read=s.version - 1, version=s.version, staleness=0)
@@ -163,24 +169,24 @@ class Pace:
     def __init__(self, options: ParameterServer, workers: int) -> None:
         self._options = options
         self.active = set(range(workers))  # who is done holds nobody up
-        self.clock = [0] * workers
+        self.pushes = [0] * workers
         self._last_s, self._interval_s = [0.0] * workers, [0.0] * workers
         self._granted = [0] * workers
 
     def pushed(self, worker: int, now_s: float) -> None:
-        self.clock[worker] += 1
+        self.pushes[worker] += 1
         self._interval_s[worker] = now_s - self._last_s[worker]
         self._last_s[worker] = now_s
         if self._options.mode == "dssp":
             self._grant(worker)
 
     def may_go_on(self, worker: int) -> bool:
-        ahead = self.clock[worker] - min((self.clock[i] for i in self.active), default=math.inf)
+        ahead = self.pushes[worker] - min((self.pushes[i] for i in self.active), default=math.inf)
         match self._options.mode:
             case "ssp":
                 return ahead <= self._options.slack
             case "dssp":
-                return ahead <= self._options.low or self.clock[worker] <= self._granted[worker]
+                return ahead <= self._options.low or self.pushes[worker] <= self._granted[worker]
         return True
 
     def _grant(self, worker: int) -> None:
@@ -188,9 +194,9 @@ class Pace:
 
         The wait is foreseen from the last intervals between pushes: its own, and those of the slowest.
         """
-        slowest = min(self.active, key=lambda i: (self.clock[i], self._last_s[i]))
-        ahead = self.clock[worker] - self.clock[slowest]
-        if ahead <= self._options.low or self.clock[worker] <= self._granted[worker]:
+        slowest = min(self.active, key=lambda i: (self.pushes[i], self._last_s[i]))
+        ahead = self.pushes[worker] - self.pushes[slowest]
+        if ahead <= self._options.low or self.pushes[worker] <= self._granted[worker]:
             return
         own_s, slow_s = self._interval_s[worker], self._interval_s[slowest]
 
@@ -200,4 +206,4 @@ class Pace:
             return behind_s % slow_s if slow_s else 0.0
 
         more = min(range(self._options.high - ahead + 2), key=wait_s, default=0)
-        self._granted[worker] = self.clock[worker] - 1 + more
+        self._granted[worker] = self.pushes[worker] - 1 + more

@@ -50,7 +50,7 @@ class SharedMemory(Strategy):
             self.method,
             dim,
             workers,
-            persistence=self.attempts(),
+            persistence=self.failures_allowed(),
             backoff=self.backoff,
             backoff_s=self.backoff_us / 1e6,
             backoff_max_s=self.backoff_max_us / 1e6,
@@ -58,7 +58,7 @@ class SharedMemory(Strategy):
             every=self.every,
         )
 
-    def attempts(self) -> int | None:
+    def failures_allowed(self) -> int | None:
         """Failed attempts after which an update is dropped; None is never."""
         return None
 
@@ -117,5 +117,5 @@ class Leashed(SharedMemory):
             raise UserError(f"leashed: persistence must be 0, 1, 2, ... or inf; got {self.persistence:g}")
         super().check(workers)
 
-    def attempts(self) -> int | None:
+    def failures_allowed(self) -> int | None:
         return None if self.persistence == math.inf else int(self.persistence)
