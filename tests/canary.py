@@ -41,7 +41,7 @@ def _is_torn(x, dim):
 def work(control, rows, w, dim, updates, sparse, minus_one, report):
     """Take part until `updates` are handed out to all workers, or until asked to stop. Counts what went wrong."""
     while fetch_add(control, NEXT, 1) < updates and not stopped(control):
-        row = open_read(control, rows, w) if sparse else acquire(control, rows, w, dim)
+        row = open_read(control, w) if sparse else acquire(control, rows, w, dim)
         if row == NO_ROW:
             report[BROKE] += 1
             return

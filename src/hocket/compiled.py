@@ -42,6 +42,7 @@ class CompiledLoop(Loop):
     ) -> None:
         super().__init__(rank, workers, spec, task, train, test)
         assert spec.batch and spec.momentum is not None
+        assert kernel.dim == self._model.x.numel(), "the kernel computes another model"
         self._kernel = kernel
         self._thread = kernel.worker(workers.rank, spec.batch, spec.momentum)
         self._epochs_done = 0
@@ -56,6 +57,7 @@ class CompiledLoop(Loop):
             began = time.perf_counter()
             self._kernel.compile()
             self._compile_s = time.perf_counter() - began
+            self._rank.status.operation = "compute"
         self._workers.barrier()
         with self._kernel.running():
             return super().run()
@@ -88,7 +90,7 @@ class CompiledLoop(Loop):
         if end == BROKEN_LOCK:
             raise CommError(f"worker {self._worker.rank} could not get the {self._strategy.name} before the deadline")
         log = self._thread.log
-        self._trace.add("epoch", began_s, clock.now(), updates=len(log.loss))
+        self._trace.add("epoch", began_s, clock.now(), batches=len(log.loss))
         seconds = began_s - self._began_s + torch.from_numpy(log.clock_ns - began_ns) / 1e9
         losses, counts = torch.from_numpy(log.loss).double(), torch.from_numpy(log.samples).double()
         steps = torch.arange(len(losses)) + self._worker.step + 1

@@ -131,6 +131,7 @@ class Loop:
         began = time.perf_counter()
         self._worker.shared = self._workers.share(sharing, self._model.x)
         self._compile_s += time.perf_counter() - began
+        self._rank.status.operation = "compute"
         if self._compile_s > SHOWN_S and self._rank.comm.rank == 0:
             line = f"compiled in {self._compile_s:.1f} s (outside the clock; kept for the next run)"
             self._rank.tell("note", {"line": line}, b"")

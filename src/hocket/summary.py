@@ -39,16 +39,18 @@ def summary(result: Result) -> None:
     Console(highlight=False).print(table)
     for r, worker in enumerate(result.per_worker[:8]):
         parts = ", ".join(f"{worker[k]:.2f} s {k}" for k in ("compute", "communication", "waiting"))
-        print(f" worker {r}: {parts}")
+        steps = f"{worker['steps']:,} steps, " if result.shared else ""  # they take batches as fast as each can
+        print(f" worker {r}: {steps}{parts}")
 
 
 def _asynchrony(result: Result) -> list[tuple[str, str]]:
     """Where workers do not wait for each other: how stale the updates were, and what became of them."""
     rows = []
     found, most = result.shared, result.staleness["max"]
-    if most:
-        at_most = f"some {most} or more" if found and most == 255 else f"{most} at most"
-        rows.append(("staleness", f"{result.staleness['mean']:.2f} on average, {at_most}"))
+    if most or found:
+        beyond = found is not None and most == 255  # the last bin
+        mean = f"{'at least ' * beyond}{result.staleness['mean']:.2f} on average"
+        rows.append(("staleness", f"{mean}, {f'some {most} or more' if beyond else f'{most} at most'}"))
     if found is None:
         return rows
     rows.append(("updates", f"{found['updates']:,} ({found['updates_per_s']:,.0f}/s), {found['dropped']:,} dropped"))

@@ -115,6 +115,9 @@ def _check_model(spec: RunSpec, task: Task) -> None:
         raise UserError(
             f"{strategy.server_ranks()} servers cannot share {model.x.numel()} parameters; use fewer servers"
         )
+    elsewhere = {host.partition(":")[0] for host in spec.hosts.split(",")} - {"", "localhost", "127.0.0.1"}
+    if shares and elsewhere:
+        raise UserError(f"strategy {strategy.name} shares memory, which is on one machine; leave --hosts out")
     if shares and (model.x.dtype != torch.float32 or spec.device != "cpu"):
         what = f"device {spec.device}" if spec.device != "cpu" else str(model.x.dtype).removeprefix("torch.")
         raise UserError(f"strategy {strategy.name} shares float32 parameters in main memory; got {what}")

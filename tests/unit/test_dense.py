@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from hocket.core.vector import FlatModel
 from hocket.kernels.control import NEXT, STOP
-from hocket.kernels.dense import WEIGHTS, DenseKernel, back_propagate, put_gradient, recognise
+from hocket.kernels.dense import WEIGHTS, DenseKernel, back_propagate, put_gradient
 from hocket.kernels.family import DIVERGED, DONE
+from hocket.kernels.perceptron import widths_of
 from hocket.tasks.base import SampleSet, compiled
 
 SAMPLES = 50
@@ -148,8 +149,8 @@ def test_a_loss_that_is_not_finite_stops_everyone() -> None:
 
 
 def test_perceptrons_are_recognised_and_others_are_not() -> None:
-    assert recognise(perceptron([4, 8, 3])) == [4, 8, 3]
-    assert recognise(nn.Sequential(nn.Linear(4, 3))) == recognise(nn.Linear(4, 3)) == [4, 3]
+    assert widths_of(perceptron([4, 8, 3])) == [4, 8, 3]
+    assert widths_of(nn.Sequential(nn.Linear(4, 3))) == widths_of(nn.Linear(4, 3)) == [4, 3]
     for other in (
         nn.Sequential(),
         nn.Sequential(nn.Flatten()),
@@ -161,7 +162,31 @@ def test_perceptrons_are_recognised_and_others_are_not() -> None:
         nn.Sequential(nn.Linear(4, 3).requires_grad_(False)),
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Linear(4, 3)),
     ):
-        assert recognise(other) is None
+        assert widths_of(other) is None
+
+
+class Negated(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -super().forward(x)
+
+
+def test_a_model_that_only_looks_like_a_perceptron_is_none() -> None:
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    assert widths_of(nn.Sequential(one, nn.ReLU(), other)) == [4, 4, 4]
+    assert widths_of(Negated(one, nn.ReLU(), other)) is None
+    assert widths_of(nn.Sequential(one, nn.ReLU(), one)) is None, "two layers with one weight"
+    hooked = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    hook = hooked[2].register_forward_hook(lambda module, inputs, output: -output)
+    assert widths_of(hooked) is None
+    hook.remove()
+    assert widths_of(hooked) == [4, 4, 4]
+    hooked[0].weight.register_hook(lambda g: 2 * g)
+    assert widths_of(hooked) is None
+    more = nn.Sequential(nn.Linear(4, 4))
+    more.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    assert widths_of(more) is None
+    other.weight = one.weight
+    assert widths_of(nn.Sequential(one, nn.ReLU(), other)) is None
 
 
 def test_only_what_the_kernel_can_do_is_compiled() -> None:
@@ -169,6 +194,14 @@ def test_only_what_the_kernel_can_do_is_compiled() -> None:
     inputs, targets = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     assert DenseKernel.recognise(model, F.cross_entropy, (inputs, targets)) is not None
     assert DenseKernel.recognise(model, F.mse_loss, (inputs, targets)) is None
+    assert DenseKernel.recognise(model, nn.CrossEntropyLoss(), (inputs, targets)) is not None
+    for changed in (
+        nn.CrossEntropyLoss(torch.ones(3)),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(ignore_index=0),
+    ):
+        assert DenseKernel.recognise(model, changed, (inputs, targets)) is None
     assert DenseKernel.recognise(model, F.cross_entropy, (inputs.double(), targets)) is None
     assert DenseKernel.recognise(model, F.cross_entropy, (inputs[:, :3], targets)) is None
     assert DenseKernel.recognise(model, F.cross_entropy, (inputs, targets + 1)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from threading import Thread
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ import torch
 from test_dense import a_problem
 from test_sparse import parameters
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import hocket
 from hocket.core.errors import UserError
@@ -40,7 +42,7 @@ def count_up(shared, near, start, gained, dim, batches):
     made = 0
     while True:
         over = next_batch(shared.control) >= batches
-        if not keep_up(shared, near, start, gained, dim, made, over):
+        if not keep_up(shared, near, start, gained, dim, made, over, 0.1):
             return -1
         if over:
             return made
@@ -128,6 +130,60 @@ def test_alone_it_is_serial(method: str, driver: str, every: int) -> None:
             torch.testing.assert_close(result.state[name], tensor, msg=f"{handling}: {name}")
 
 
+@pytest.mark.parametrize("handling", get_args(Handling))
+@pytest.mark.parametrize("method", METHODS)
+def test_both_drivers_temper_alike(method: Any, handling: Any) -> None:
+    """A worker takes two batches of gradient 30 at a rate of 0.01, while another moves each parameter by 1."""
+    lr, g = 0.01, np.full(DIM, 30, np.float32)
+    ends = []
+    for compiled in (True, False):
+        vector = share(method, 2, every=2, handling=handling)
+        if compiled:
+            copy, shared = Copy(DIM), View(vector.control, vector.rows, 0)
+            assert keep_up(shared, copy.view, copy.start, copy.gained, DIM, 0, False, lr)
+            copy.view.rows[0, :DIM] -= 2 * np.float32(lr) * g
+        else:
+            vector.read(0, np.zeros(DIM, np.float32))
+        vector.read(1, np.zeros(DIM, np.float32))
+        vector.publish(1, np.full(DIM, -1, np.float32))
+        if compiled:
+            assert keep_up(shared, copy.view, copy.start, copy.gained, DIM, 2, True, lr)
+        else:
+            vector.publish(0, 2 * g, lr)
+        ends.append(parameters(vector))
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4)
+    assert ends[0][0] != 0
+
+
+@pytest.mark.parametrize("rate", ["warm-up", "cosine", "frozen"])
+@pytest.mark.parametrize("strategy", ["hogwild", "leashed:every=7,stale=delay-compensated", "mutex:every=3"])
+def test_a_rate_of_zero_is_a_step_of_zero(strategy: str, rate: str) -> None:
+    """In a user's own loop, whose schedule begins or ends at 0, or freezes the first group."""
+
+    scales: dict[str, Callable[[int], float]] = {
+        "warm-up": lambda step: min(1, step / 5),
+        "cosine": lambda step: 1 - step / 10,
+        "frozen": lambda step: 1.0,
+    }
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with hocket.join(strategy=strategy) as team:
+        first = {"params": model[0].parameters(), "lr": 0.0 if rate == "frozen" else 0.1}  # type: ignore[index]
+        groups = [first, {"params": model[2].parameters()}]  # type: ignore[index]
+        model, optimizer = team.prepare(model, torch.optim.SGD(groups, lr=0.1))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scales[rate])
+        for inputs, targets in team.shard(TensorDataset(*tiny.samples(40)), batch_size=4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            schedule.step()
+    after = list(model.parameters())
+    assert all(parameter.isfinite().all() for parameter in after)
+    assert not torch.equal(after[2], before[2])
+    assert torch.equal(after[0], before[0]) == (rate == "frozen")
+
+
 @pytest.mark.parametrize("engine", ["threads", "sim"])
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_learn_together(method: Any, engine: str) -> None:
@@ -150,5 +206,5 @@ def test_sparse_tasks_learn(name: str) -> None:
 
 
 def test_every_is_checked() -> None:
-    with pytest.raises(UserError, match="hogwild: every must be 1 or more, got 0"):
+    with pytest.raises(UserError, match="hogwild: every must be from 1 to 1000000000, got 0"):
         hocket.fit("digits", strategy="hogwild:every=0", workers=2, epochs=1, progress=False)

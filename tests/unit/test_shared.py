@@ -166,7 +166,7 @@ def test_a_lock_that_never_comes_free_ends_the_run_at_its_deadline(method: str, 
 def test_leashed_without_a_free_slot_ends_the_run_at_its_deadline() -> None:
     vector = make("leashed", deadline_s=0.2)
     for _ in range(2):  # reads that are never closed
-        open_read(vector.control, vector.rows, 0)
+        open_read(vector.control, 0)
         vector.publish(1, ones(10))
     rows = [open_write(vector.control, vector.rows, 1, 10) for _ in range(3)]
     assert rows[:2] != [NO_ROW, NO_ROW] and rows[2] == NO_ROW
@@ -177,13 +177,13 @@ def test_leashed_without_a_free_slot_ends_the_run_at_its_deadline() -> None:
 def test_readers_share_a_rwlock() -> None:
     vector = make("rwlock", deadline_s=0.2)
     with ThreadPoolExecutor(1) as elsewhere:
-        elsewhere.submit(open_read, vector.control, vector.rows, 0).result()
-        assert open_read(vector.control, vector.rows, 1) == 0
+        elsewhere.submit(open_read, vector.control, 0).result()
+        assert open_read(vector.control, 1) == 0
 
 
 def test_a_row_can_be_given_back_without_an_update() -> None:
     vector = make("leashed")
-    release(vector.control, 0, open_read(vector.control, vector.rows, 0))
+    release(vector.control, 0, open_read(vector.control, 0))
     assert not any(vector.references())
 
 

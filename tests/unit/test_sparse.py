@@ -113,7 +113,7 @@ def test_the_compiled_gradient_equals_autograd(loss: Any, l2: float, chosen: lis
     assert isinstance(kernel, SparseKernel) and kernel.dim == len(model.x)
     touched, seen, g = np.zeros(300, np.int32), np.zeros(300, np.float32), np.zeros(300, np.float32)
     x = model.x.detach().numpy()
-    problem = kernel.firsts, kernel.lengths, kernel.groups, kernel.targets, kernel.decay, kernel.hinge
+    problem = kernel.firsts, kernel.groups, kernel.targets, kernel.decay, kernel.hinge, kernel.lengths
     value, count = linear_gradient(x, *problem, np.array(chosen), touched, seen, g)
     gradient = np.zeros(kernel.dim, np.float32)
     np.add.at(gradient, touched[:count], g[:count])

@@ -14,6 +14,10 @@ from hocket.core.staleness import Handling
 Method = Literal["mutex", "rwlock", "hogwild", "leashed"]
 Backoff = Literal["none", "constant", "exponential", "yield"]
 
+MOST = 1_000_000_000
+"""Of what is counted in batches or attempts: more is a mistake."""
+SMALLEST_LR = 1e-12
+"""A step is a gradient times the learning rate; below this one it is taken for the gradient itself."""
 MAX_WORKERS = 32_766
 """Two slots for each worker and one more have a number of 16 bits."""
 
@@ -39,10 +43,10 @@ class Sharing:
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
             raise UserError(f"{self.method} takes 1 to {MAX_WORKERS} workers, got {self.workers}")
-        if self.persistence is not None and self.persistence < 0:
-            raise UserError(f"persistence must be 0 or more, or inf; got {self.persistence}")
-        if self.every < 1:
-            raise UserError(f"{self.method}: every must be 1 or more, got {self.every}")
+        if self.persistence is not None and not 0 <= self.persistence <= MOST:
+            raise UserError(f"persistence must be from 0 to {MOST}, or inf; got {self.persistence}")
+        if not 1 <= self.every <= MOST:
+            raise UserError(f"{self.method}: every must be from 1 to {MOST}, got {self.every}")
         if not 0 < self.backoff_s <= self.backoff_max_s < 1:
             raise UserError("a backoff lasts more than 0 s, at most its maximum, and that is below 1 s")
 
@@ -64,7 +68,7 @@ class Sharing:
 
     @property
     def vectors(self) -> int:
-        """The most vectors that can be alive: the rows, and for each worker a gradient, or a copy and its beginning."""
+        """The most vectors that can be alive: the rows, a gradient a worker, and two copies more with `every`."""
         return self.rows + self.workers * (1 if self.every == 1 else 3)
 
 

@@ -20,7 +20,7 @@ APPLIED, RETRY, DROPPED, BROKEN = range(4)
 NO_ROW = -1
 
 # Options, written once before the workers start
-METHOD, WORKERS, DIM, SLOTS, PERSISTENCE, BACKOFF, BACKOFF_NS, BACKOFF_MAX_NS, HANDLING, DEADLINE_NS, EVERY = range(11)
+METHOD, WORKERS, SLOTS, PERSISTENCE, BACKOFF, BACKOFF_NS, BACKOFF_MAX_NS, HANDLING, DEADLINE_NS, EVERY = range(10)
 
 # Words that all workers write
 HEAD = 2 * LINE  # version << SLOT_BITS | slot of the current vector

@@ -19,7 +19,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hocket.kernels.compiled import kernel
 from hocket.kernels.control import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW, WORKERS
@@ -38,6 +37,7 @@ from hocket.kernels.family import (
     stop_all,
 )
 from hocket.kernels.gather import View, keep_up
+from hocket.kernels.perceptron import is_cross_entropy, widths_of
 from hocket.kernels.shared import (
     acquire,
     begin_together,
@@ -272,7 +272,7 @@ def dense_loop(
     log_samples: Integers,
     log_clock: Integers,
 ) -> tuple[int, int]:
-    """A worker's part of an epoch: updates made, and how it ended."""
+    """A worker's part of an epoch: batches taken, and how it ended."""
     dim = plan[-1, BIAS] + plan[-1, OUT]
     others_write = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and near.control[WORKERS] > 1
     direct = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and momentum == 0
@@ -281,7 +281,7 @@ def dense_loop(
     while True:
         begin = next_batch(shared.control) * batch
         over = begin >= order.size or stopped(shared.control)
-        if not keep_up(shared, near, start, gained, dim, made, over):
+        if not keep_up(shared, near, start, gained, dim, made, over, lr):
             return made, BROKEN_LOCK
         if over:
             return made, STOPPED if stopped(shared.control) else DONE
@@ -360,8 +360,8 @@ class DenseKernel(Kernel):
     @classmethod
     def recognise(cls, model: nn.Module, loss: Callable[..., Tensor], samples: Any) -> DenseKernel | None:
         """The kernel for a model that is one, trained with cross-entropy on tensors in memory."""
-        widths = recognise(model)
-        if widths is None or loss is not F.cross_entropy or not isinstance(samples, tuple):
+        widths = widths_of(model)
+        if widths is None or not is_cross_entropy(loss) or not isinstance(samples, tuple):
             return None
         inputs, targets = samples
         fits = inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs[0].numel() == widths[0]
@@ -380,23 +380,3 @@ class DenseKernel(Kernel):
 
         limits: AbstractContextManager[Any] = threadpoolctl.threadpool_limits(1, user_api="blas")
         return limits
-
-
-def recognise(model: nn.Module) -> list[int] | None:
-    """The widths of a perceptron, [inputs, hidden ..., classes]: Flatten (or not), then Linear and ReLU in turn."""
-    layers = list(model) if isinstance(model, nn.Sequential) else [model]
-    if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
-        layers = layers[1:]
-    linear = layers[0::2]
-    if len(layers) != 2 * len(linear) - 1 or not all(type(layer) is nn.ReLU for layer in layers[1::2]):
-        return None
-    widths: list[int] = []
-    for layer in linear:
-        if type(layer) is not nn.Linear or layer.bias is None or layer.weight.dtype != torch.float32:
-            return None
-        if not (layer.weight.requires_grad and layer.bias.requires_grad) or (
-            widths and widths[-1] != layer.in_features
-        ):
-            return None
-        widths += [layer.out_features] if widths else [layer.in_features, layer.out_features]
-    return widths

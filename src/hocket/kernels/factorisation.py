@@ -100,19 +100,19 @@ def factor_loop(
     log_samples: Integers,
     log_clock: Integers,
 ) -> tuple[int, int]:
-    """A worker's part of an epoch: updates made, and how it ended."""
+    """A worker's part of an epoch: batches taken, and how it ended."""
     dim = (users + items) * (rank + 1)
     made = 0
     begin_together(shared.control)
     while True:
         begin = next_batch(shared.control) * batch
         over = begin >= order.size or stopped(shared.control)
-        if not keep_up(shared, near, start, gained, dim, made, over):
+        if not keep_up(shared, near, start, gained, dim, made, over, lr):
             return made, BROKEN_LOCK
         if over:
             return made, STOPPED if stopped(shared.control) else DONE
         chosen = order[begin : min(begin + batch, order.size)]
-        read = open_read(near.control, near.rows, near.worker)
+        read = open_read(near.control, near.worker)
         if read == NO_ROW:
             return made, BROKEN_LOCK
         loss, count = rating_gradient(

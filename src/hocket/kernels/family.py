@@ -38,7 +38,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Log:
-    """One entry an update: its batch's mean loss, how many samples that had, and the monotonic clock after it."""
+    """One entry a batch: its mean loss, how many samples it had, and the monotonic clock after it."""
 
     loss: Floats
     samples: Integers
@@ -54,7 +54,7 @@ class Log:
 
 @kernel
 def note(log_loss: Floats, log_samples: Integers, log_clock: Integers, at: int, loss: float, samples: int) -> None:
-    """Log one update."""
+    """Log one batch."""
     log_loss[at] = loss
     log_samples[at] = samples
     log_clock[at] = atomics.monotonic_ns()

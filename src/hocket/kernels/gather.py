@@ -11,13 +11,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.core.shared import Sharing
+from hocket.core.shared import SMALLEST_LR, Sharing
 from hocket.kernels.compiled import kernel
-from hocket.kernels.control import BROKEN, EVERY, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
+from hocket.kernels.control import (
+    BASE_HEAD,
+    BROKEN,
+    EVERY,
+    GAP,
+    HANDLING,
+    HOGWILD,
+    METHOD,
+    NO_ROW,
+    READ_VERSION,
+    SLOT_BITS,
+    WORKER_AREA,
+    WORKER_WORDS,
+)
 from hocket.kernels.shared import (
-    close_read,
     close_write,
-    open_read,
     open_write,
     private_row,
     publish,
@@ -50,7 +61,9 @@ class Copy:
 
 
 @kernel
-def keep_up(shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, over: bool) -> bool:
+def keep_up(
+    shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, over: bool, lr: float
+) -> bool:
     """To be called before each batch of an epoch, and when it is `over`: False where a lock could not be had.
 
     The first time it takes a copy. After each `every` batches of those `made`, and in the end, it adds what the copy
@@ -66,12 +79,14 @@ def keep_up(shared: View, near: View, start: Floats, gained: Floats, dim: int, m
         if shared.control[METHOD] == HOGWILD and shared.control[HANDLING] < GAP:
             _swap(shared, near.rows[0], start, dim)
             return True
+        scale = lr if lr > SMALLEST_LR else 1.0  # compensation for delay looks at gradients, not at steps
         for i in range(dim):
-            gained[i] = start[i] - near.rows[0, i]
-        read_was_kept = shared.control[METHOD] < HOGWILD or shared.control[HANDLING] >= GAP
-        read = private_row(shared.control, shared.worker) if read_was_kept else NO_ROW
-        if publish(shared.control, shared.rows, shared.worker, read, gained, 1.0, dim) == BROKEN:
+            gained[i] = (start[i] - near.rows[0, i]) / np.float32(scale)
+        read = private_row(shared.control, shared.worker) if shared.control[HANDLING] >= GAP else NO_ROW
+        if publish(shared.control, shared.rows, shared.worker, read, gained, scale, dim) == BROKEN:
             return False
+    if over:
+        return True
     if read_into(shared.control, shared.rows, shared.worker, start, dim) == NO_ROW:
         return False
     for i in range(dim):
@@ -90,4 +105,6 @@ def _swap(shared: View, copy: Floats, start: Floats, dim: int) -> None:
         now = x[i] + factor * (copy[i] - start[i])
         x[i] = copy[i] = start[i] = now
     close_write(control, worker, row)
-    close_read(control, worker, open_read(control, shared.rows, worker))  # for the version
+    # It has read all up to where it began to write, and its own update
+    words = WORKER_AREA + worker * WORKER_WORDS
+    control[words + READ_VERSION] = (control[words + BASE_HEAD] >> SLOT_BITS) + 1

@@ -30,8 +30,8 @@ GROUP = 8
 def pack(pointers: Integers, columns: Columns, values: Floats, features: int) -> tuple[Firsts, Groups]:
     """Row r is the groups from firsts[r] to firsts[r + 1].
 
-    What its last group has too many are the row's first columns again, with values of 0: so adding a multiple of a
-    row writes nothing but columns of that row, each a different one.
+    What its last group has too many are columns of the row again, with values of 0: adding a multiple of a row changes
+    nothing but that row's columns.
     """
     lengths = np.diff(pointers)
     groups_of = -(-lengths // GROUP)

@@ -105,7 +105,7 @@ def private_row(control: Words, w: int) -> int:
 
 
 @kernel
-def open_read(control: Words, rows: Rows, w: int) -> int:
+def open_read(control: Words, w: int) -> int:
     """The row of the current parameters, to read until `close_read`, or NO_ROW."""
     method = control[METHOD]
     if method == LEASHED:
@@ -131,7 +131,7 @@ def close_read(control: Words, w: int, row: int) -> None:
 @kernel
 def acquire(control: Words, rows: Rows, w: int, dim: int) -> int:
     """The row to compute a dense gradient at, which stays as it is (but for hogwild) until `publish`, or NO_ROW."""
-    row = open_read(control, rows, w)
+    row = open_read(control, w)
     in_place = control[METHOD] >= HOGWILD and control[HANDLING] < GAP
     if in_place or row == NO_ROW:
         return row

@@ -62,7 +62,6 @@ def loss_and_slope(hinge: bool, score: np.float32, target: np.float32) -> tuple[
 def score_rows(
     x: Floats,
     firsts: Firsts,
-    lengths: Integers,
     groups: Groups,
     targets: Floats,
     decay: Floats,
@@ -129,11 +128,11 @@ def descend_rows(
 def linear_gradient(
     x: Floats,
     firsts: Firsts,
-    lengths: Integers,
     groups: Groups,
     targets: Floats,
     decay: Floats,
     hinge: bool,
+    lengths: Integers,
     chosen: Integers,
     touched: Columns,
     seen: Floats,
@@ -184,30 +183,30 @@ def sparse_loop(
     log_samples: Integers,
     log_clock: Integers,
 ) -> tuple[int, int]:
-    """A worker's part of an epoch: updates made, and how it ended.
+    """A worker's part of an epoch: batches taken, and how it ended.
 
     Handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
     """
     dim = decay.size + 1
     listed = near.control[HANDLING] >= GAP
     skip = (shared.control[WORKERS] - 1) * batch
-    problem = firsts, lengths, groups, targets, decay, hinge
+    problem = firsts, groups, targets, decay, hinge
     count = made = 0
     begin_together(shared.control)
     while True:
         begin = next_batch(shared.control) * batch
         over = begin >= order.size or stopped(shared.control)
-        if not keep_up(shared, near, start, gained, dim, made, over):
+        if not keep_up(shared, near, start, gained, dim, made, over, lr):
             return made, BROKEN_LOCK
         if over:
             return made, STOPPED if stopped(shared.control) else DONE
         end = min(begin + batch, order.size)
         n = end - begin
-        read = open_read(near.control, near.rows, near.worker)
+        read = open_read(near.control, near.worker)
         if read == NO_ROW:
             return made, BROKEN_LOCK
         if listed:
-            loss, count = linear_gradient(near.rows[read], *problem, order[begin:end], touched, seen, g)
+            loss, count = linear_gradient(near.rows[read], *problem, lengths, order[begin:end], touched, seen, g)
         else:
             loss = score_rows(near.rows[read], *problem, order, begin, end, skip, slopes)
         close_read(near.control, near.worker, read)

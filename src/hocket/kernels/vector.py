@@ -109,7 +109,6 @@ class SharedVector:
         vector = cls(block, sharing)
         vector.control[c.METHOD] = _METHODS[sharing.method]
         vector.control[c.WORKERS] = sharing.workers
-        vector.control[c.DIM] = sharing.dim
         vector.control[c.SLOTS] = sharing.slots
         vector.control[c.PERSISTENCE] = -1 if sharing.persistence is None else sharing.persistence
         vector.control[c.BACKOFF] = _BACKOFFS[sharing.backoff]
@@ -150,7 +149,7 @@ class SharedVector:
     def snapshot(self, out: Vector) -> int:
         """Copy the parameters without being a worker (one thread at a time); returns their version."""
         observer = self.sharing.workers
-        row = shared.open_read(self.control, self.rows, observer)
+        row = shared.open_read(self.control, observer)
         if row == c.NO_ROW:
             raise LockBroken(self._complaint(observer))
         out[:] = self.rows[row, : self.sharing.dim]

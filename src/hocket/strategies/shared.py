@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hocket.core.errors import UserError
-from hocket.core.shared import Backoff, Method, Sharing
+from hocket.core.shared import SMALLEST_LR, Backoff, Method, Sharing
 from hocket.core.staleness import Handling
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
+
+
+def step_scale(lr: float) -> float:
+    """What makes a step a gradient, which compensation for delay looks at; a schedule may end at a rate of 0."""
+    return lr if lr > SMALLEST_LR else 1.0
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,20 @@ class SharedMemory(Strategy):
         shared = w.shared
         shared.read(w.x)
         before = w.x.clone()
+        batches, lr = 0, 1.0
         while (g := (yield)) is not None:
+            if not g.samples:  # there were more workers than batches left
+                continue
+            lr = step_scale(w.lr)
             w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
-            if w.step % self.every == 0:
-                shared.publish(before.sub_(w.x).div_(w.lr), w.lr)
+            batches += 1
+            if batches == self.every:
+                shared.publish(before.sub_(w.x).div_(lr), lr)
                 shared.read(w.x)
                 before.copy_(w.x)
-        if w.step % self.every != 0:
-            shared.publish(before.sub_(w.x).div_(w.lr), w.lr)
+                batches = 0
+        if batches:
+            shared.publish(before.sub_(w.x).div_(lr), lr)
         w.comm.barrier()  # everyone's updates are in
         shared.read(w.x)
         w.average_buffers()
