@@ -42,6 +42,7 @@ from hocket.kernels.shared import (
     acquire,
     begin_together,
     close_write,
+    copy_vector,
     next_batch,
     open_write,
     publish,
@@ -293,8 +294,8 @@ def dense_loop(
         x = later = near.rows[read]
         if others_write:  # but what is read twice, to go forward and back, must not change in between
             later = g
-            for i in range(plan[0, BIAS] + plan[0, OUT], dim):
-                later[i] = x[i]
+            first = plan[0, BIAS] + plan[0, OUT]
+            copy_vector(x[first:], later[first:], dim - first)
         loss = back_propagate(plan, x, later, inputs, targets, chosen, values, deltas)
         if not np.isfinite(loss):
             release(near.control, near.worker, read)

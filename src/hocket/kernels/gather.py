@@ -29,6 +29,7 @@ from hocket.kernels.control import (
 )
 from hocket.kernels.shared import (
     close_write,
+    copy_vector,
     open_write,
     private_row,
     publish,
@@ -89,8 +90,7 @@ def keep_up(
         return True
     if read_into(shared.control, shared.rows, shared.worker, start, dim) == NO_ROW:
         return False
-    for i in range(dim):
-        near.rows[0, i] = start[i]
+    copy_vector(start, near.rows[0], dim)
     return True
 
 

@@ -136,7 +136,7 @@ def acquire(control: Words, rows: Rows, w: int, dim: int) -> int:
     if in_place or row == NO_ROW:
         return row
     own = private_row(control, w)
-    _copy(rows[row], rows[own], dim)
+    copy_vector(rows[row], rows[own], dim)
     close_read(control, w, row)
     return own
 
@@ -153,7 +153,7 @@ def open_write(control: Words, rows: Rows, w: int, dim: int) -> int:
     """A row with the current parameters to change in place, or NO_ROW. `close_write` must follow."""
     row = _claim_row(control, w)
     if row != NO_ROW and control[METHOD] == LEASHED:
-        _copy(rows[_base_row(control, w)], rows[row], dim)
+        copy_vector(rows[_base_row(control, w)], rows[row], dim)
         count_out(control, _base_row(control, w))
     return row
 
@@ -227,7 +227,7 @@ def publish(control: Words, rows: Rows, w: int, read_row: int, g: Vector, lr: fl
         x = rows[row]
         if in_place or control[HANDLING] >= GAP:
             if not in_place:
-                _copy(rows[_base_row(control, w)], x, dim)
+                copy_vector(rows[_base_row(control, w)], x, dim)
             _descend(control, w, x, read, g, lr, tau, dim)
         else:  # copy and descend in one pass
             _step(rows[_base_row(control, w)], x, g, np.float32(lr * temper(control, w, tau)), dim)
@@ -243,7 +243,7 @@ def read_into(control: Words, rows: Rows, w: int, out: Vector, dim: int) -> int:
     row = acquire(control, rows, w, dim)
     if row == NO_ROW:
         return NO_ROW
-    _copy(rows[row], out, dim)
+    copy_vector(rows[row], out, dim)
     release(control, w, row)
     return control[WORKER_AREA + w * WORKER_WORDS + READ_VERSION]
 
@@ -307,7 +307,7 @@ def _descend(control: Words, w: int, x: Vector, read: Vector, g: Vector, lr: flo
 
 
 @kernel
-def _copy(source: Vector, target: Vector, dim: int) -> None:
+def copy_vector(source: Vector, target: Vector, dim: int) -> None:
     for i in range(dim):
         target[i] = source[i]
 
