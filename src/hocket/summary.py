@@ -39,8 +39,8 @@ def summary(result: Result) -> None:
     Console(highlight=False).print(table)
     for r, worker in enumerate(result.per_worker[:8]):
         parts = ", ".join(f"{worker[k]:.2f} s {k}" for k in ("compute", "communication", "waiting"))
-        steps = f"{worker['steps']:,} steps, " if result.shared else ""  # they take batches as fast as each can
-        print(f" worker {r}: {steps}{parts}")
+        batches = f"{worker['steps']:,} batches, " if result.shared else ""  # each takes as many as it can
+        print(f" worker {r}: {batches}{parts}")
 
 
 def _asynchrony(result: Result) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def _asynchrony(result: Result) -> list[tuple[str, str]]:
     rows = []
     found, most = result.shared, result.staleness["max"]
     if most or found:
-        beyond = found is not None and most == 255  # the last bin
+        beyond = found is not None and most == 255 and result.virtual_seconds is None  # the last bin of real engines
         mean = f"{'at least ' * beyond}{result.staleness['mean']:.2f} on average"
         rows.append(("staleness", f"{mean}, {f'some {most} or more' if beyond else f'{most} at most'}"))
     if found is None:

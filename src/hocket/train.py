@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import socket
 import traceback as tb
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -115,9 +116,11 @@ def _check_model(spec: RunSpec, task: Task) -> None:
         raise UserError(
             f"{strategy.server_ranks()} servers cannot share {model.x.numel()} parameters; use fewer servers"
         )
-    elsewhere = {host.partition(":")[0] for host in spec.hosts.split(",")} - {"", "localhost", "127.0.0.1"}
-    if shares and elsewhere:
+    here = {"", "localhost", "127.0.0.1", socket.gethostname().lower()}
+    if shares and {host.strip().partition(":")[0].lower() for host in spec.hosts.split(",")} - here:
         raise UserError(f"strategy {strategy.name} shares memory, which is on one machine; leave --hosts out")
+    if spec.hosts and spec.make_engine().name != "mpi":
+        raise UserError(f"--hosts is for the engine mpi; engine {spec.make_engine().name} runs on this machine alone")
     if shares and (model.x.dtype != torch.float32 or spec.device != "cpu"):
         what = f"device {spec.device}" if spec.device != "cpu" else str(model.x.dtype).removeprefix("torch.")
         raise UserError(f"strategy {strategy.name} shares float32 parameters in main memory; got {what}")
@@ -166,6 +169,8 @@ def _choose_engine(spec: RunSpec, given: Task | None, task: Task, train: SampleS
         else:
             name, reason = "mpi", " (default)"
         spec = dataclasses.replace(spec, engine=name)
+    elif name == "threads" and _is_compiled(spec, task, train):
+        reason = " (compiled workers)"
     name = name.partition(":")[0]
     engine[name]  # refuses an unknown one, with the nearest name
     if spec.workers is None and name in ("mpi", "torch"):

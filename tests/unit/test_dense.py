@@ -182,6 +182,15 @@ def test_a_model_that_only_looks_like_a_perceptron_is_none() -> None:
     assert widths_of(hooked) == [4, 4, 4]
     hooked[0].weight.register_hook(lambda g: 2 * g)
     assert widths_of(hooked) is None
+    replaced = nn.Sequential(nn.Linear(4, 4))
+    replaced[0].forward = lambda x: x  # type: ignore[method-assign]
+    assert widths_of(replaced) is None
+    before_back = nn.Sequential(nn.Linear(4, 4))
+    before_back[0].register_full_backward_pre_hook(lambda module, gradients: None)
+    assert widths_of(before_back) is None
+    watched = nn.Linear(4, 4)
+    watched.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert widths_of(watched) is None
     more = nn.Sequential(nn.Linear(4, 4))
     more.register_parameter("scale", nn.Parameter(torch.ones(1)))
     assert widths_of(more) is None
@@ -195,7 +204,10 @@ def test_only_what_the_kernel_can_do_is_compiled() -> None:
     assert DenseKernel.recognise(model, F.cross_entropy, (inputs, targets)) is not None
     assert DenseKernel.recognise(model, F.mse_loss, (inputs, targets)) is None
     assert DenseKernel.recognise(model, nn.CrossEntropyLoss(), (inputs, targets)) is not None
+    hooked = nn.CrossEntropyLoss()
+    hooked.register_forward_hook(lambda module, inputs, output: -output)
     for changed in (
+        hooked,
         nn.CrossEntropyLoss(torch.ones(3)),
         nn.CrossEntropyLoss(label_smoothing=0.1),
         nn.CrossEntropyLoss(reduction="sum"),

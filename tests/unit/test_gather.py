@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from hocket.kernels.gather import Copy, View, keep_up
 from hocket.kernels.locks import WRITING, drop, take
 from hocket.kernels.shared import next_batch
 from hocket.kernels.vector import Block, SharedVector, nbytes
+from hocket.strategies.shared import Hogwild
 
 METHODS = get_args(Method)
 DIM = 300
@@ -153,6 +155,40 @@ def test_both_drivers_temper_alike(method: Any, handling: Any) -> None:
         ends.append(parameters(vector))
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4)
     assert ends[0][0] != 0
+
+
+class Alone:
+    """A worker that steps by its rate times 1, and notes what it publishes."""
+
+    def __init__(self) -> None:
+        self.x, self.lr = torch.zeros(3), 0.0
+        self.shared = self.comm = self
+        self.noted: list[tuple[float, float]] = []
+
+    def descend(self, g: Any) -> None:
+        self.x -= self.lr
+
+    def publish(self, g: torch.Tensor, lr: float) -> bool:
+        self.noted.append((float(g[0]), lr))
+        return True
+
+    def read(self, out: torch.Tensor) -> None: ...
+
+    def barrier(self) -> None: ...
+
+    def average_buffers(self) -> None: ...
+
+
+def test_compensation_goes_by_the_highest_rate_since_the_last_write() -> None:
+    """Else the steps at 0.1 would count as gradients of 1e5, whose squares are the compensation."""
+    alone: Any = Alone()
+    steps = Hogwild(every=3).worker(alone)
+    next(steps)
+    for alone.lr in (0.1, 0.1, 1e-6, 1e-6, 0.0):
+        steps.send(SimpleNamespace(samples=1))  # type: ignore[arg-type]
+    with pytest.raises(StopIteration):
+        steps.send(None)
+    assert alone.noted == [(pytest.approx(2.0, rel=1e-4), 0.1), (pytest.approx(1.0, rel=0.01), 1e-6)]
 
 
 @pytest.mark.parametrize("rate", ["warm-up", "cosine", "frozen"])

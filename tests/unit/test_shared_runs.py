@@ -206,8 +206,9 @@ def test_mnist_is_learnt_with_every_method(method: str) -> None:
     if not Path(os.environ.get("HOCKET_DATA", ""), "mnist").is_dir():
         pytest.skip("MNIST is not here")
     # Mostly 0.972 to 0.979; on a busy machine one run in fifty is just below 0.97
-    reached = (hocket.fit("mnist-mlp", strategy=method, workers=2, seed=s, progress=False) for s in (0, 1))
-    assert any(result.test_accuracy >= 0.97 for result in reached)
+    runs = [hocket.fit("mnist-mlp", strategy=method, workers=2, seed=s, progress=False) for s in (0, 1)]
+    reached = [result.test_accuracy or 0.0 for result in runs]
+    assert max(reached) >= 0.97 and min(reached) >= 0.95
 
 
 def every_method(rank: Rank, argument: dict[str, Any]) -> list[dict[str, Any]]:
@@ -286,9 +287,11 @@ CASES = [
     ([*DIGITS, "hogwild:every=0"], "every must be from 1 to 1000000000, got 0"),
     ([*DIGITS, "mutex", "--hosts", "a:2,b:2"], "mutex shares memory, which is on one machine; leave --hosts out"),
     ([*DIGITS, "mutex:persistence=1"], "no option of strategy mutex is called 'persistence'"),
-    ([*DIGITS, "mutex:backoff_us=0"], "0 < backoff_us <= backoff_max_us"),
-    ([*DIGITS, "rwlock:backoff_us=-1"], "0 < backoff_us <= backoff_max_us"),
-    ([*DIGITS, "leashed:backoff_us=5000"], "0 < backoff_us <= backoff_max_us"),
+    ([*DIGITS, "mutex:backoff_us=0"], "0.001 <= backoff_us <= backoff_max_us"),
+    ([*DIGITS, "mutex:backoff_us=1e-9"], "0.001 <= backoff_us"),
+    ([*DIGITS, "allreduce", "--engine", "sim", "--hosts", "a,b"], "--hosts is for the engine mpi; engine sim"),
+    ([*DIGITS, "rwlock:backoff_us=-1"], "0.001 <= backoff_us <= backoff_max_us"),
+    ([*DIGITS, "leashed:backoff_us=5000"], "0.001 <= backoff_us <= backoff_max_us"),
     ([*DIGITS, "leashed:backoff_max_us=2e6"], "backoff_max_us < 1000000"),
     ([*DIGITS, "mutex:backoff=wait"], "must be one of none, constant, exponential, yield"),
     ([*DIGITS, "hogwild:stale=gapp"], "must be one of none, inverse, max1"),

@@ -17,6 +17,7 @@ from hocket.core.comm import Rank
 from hocket.core.errors import RankFailed
 from hocket.core.shared import Backoff, Method, Sharing, Statistics
 from hocket.core.staleness import Handling
+from hocket.engines.sim_memory import SimLock
 
 METHODS = get_args(Method)
 LOCKS = ("mutex", "rwlock")
@@ -307,6 +308,22 @@ class TestTime:
         # Updates and the reads after them: the k-th comes k passes after the first and finds k updates (2 passes
         # each) and the reads of those who were through; all of that is at least this long.
         assert wait_s >= first_reads + (1 + 2 + 3) * self.pass_s
+
+
+@pytest.mark.parametrize("strategy", ["mutex", "rwlock", "mutex:backoff=exponential", "rwlock:backoff=yield"])
+def test_all_waits_for_a_lock_are_counted(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    take = SimLock.take
+
+    def noted(self: SimLock, rank: int, exclusive: bool) -> float:
+        waits.append(take(self, rank, exclusive))
+        return waits[-1]
+
+    monkeypatch.setattr(SimLock, "take", noted)
+    result = trained(strategy, 8, {"compute": "10us"})
+    assert result.shared is not None
+    assert result.shared["lock_wait_s"] == pytest.approx(sum(waits))
+    assert sum(waits) > 8 * 40e-6
 
 
 class TestManyWorkers:

@@ -108,7 +108,7 @@ class Worker:
     @property
     def lr(self) -> float:
         """The learning rate of this step."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return max(float(group["lr"]) for group in self._optimizer.param_groups)
 
     def descend(self, g: Gradient, stale: int = 0) -> None:
         """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too.

@@ -135,7 +135,8 @@ class SimShared:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
-                m.lock_wait_s += m.lock.take(self.rank, exclusive=m.sharing.method == "mutex")
+                waited_s = m.lock.take(self.rank, exclusive=m.sharing.method == "mutex")
+                m.lock_wait_s += waited_s  # not in one line: others add theirs while this one waits
                 self._read_version = m.version
                 out.copy_(m.current)
                 world.spend(self.rank, m.pass_s)
@@ -159,7 +160,8 @@ class SimShared:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
-                m.lock_wait_s += m.lock.take(self.rank, exclusive=True)
+                waited_s = m.lock.take(self.rank, exclusive=True)
+                m.lock_wait_s += waited_s
                 m.current.sub_(self._tempered(g, lr))
                 world.spend(self.rank, 2 * m.pass_s)
                 m.applied_with(m.version - self._read_version)

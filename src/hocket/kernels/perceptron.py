@@ -10,9 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def is_altered(module: nn.Module) -> bool:
+    """Whether hooks, or a `forward` put in its place, make a module do something else than its class says."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    grad_hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any("forward" in vars(m) or any(getattr(m, name) for name in hooks) for m in module.modules()) or any(
+        getattr(p, name) for p in module.parameters() for name in grad_hooks
+    )
+
+
 def is_cross_entropy(loss: Callable[..., Tensor]) -> bool:
     """Whether a loss is cross-entropy, as a function or as a module, with nothing added."""
-    if type(loss) is not nn.CrossEntropyLoss:
+    if type(loss) is not nn.CrossEntropyLoss or is_altered(loss):
         return loss is F.cross_entropy
     settings = loss.weight, loss.reduction, loss.ignore_index, loss.label_smoothing
     return settings == (None, "mean", -100, 0.0)
@@ -24,8 +33,7 @@ def widths_of(model: nn.Module) -> list[int] | None:
     It must do just that: hooks, a `forward` of its own, or layers that share their weights make it another model.
     """
     layers = list(model) if type(model) is nn.Sequential else [model]
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
-    if hooked or any(parameter._backward_hooks for parameter in model.parameters()):
+    if is_altered(model):
         return None
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         layers = layers[1:]

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from hocket.core.errors import UserError
-from hocket.core.shared import SMALLEST_LR, Backoff, Method, Sharing
+from hocket.core.shared import SMALLEST_LR, Backoff, Method, Shared, Sharing
 from hocket.core.staleness import Handling
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
-def step_scale(lr: float) -> float:
-    """What makes a step a gradient, which compensation for delay looks at; a schedule may end at a rate of 0."""
-    return lr if lr > SMALLEST_LR else 1.0
+def publish_step(shared: Shared, step: Tensor, lr: float) -> None:
+    """Descend by a step, as the gradient that compensation for delay looks at; a schedule may begin or end at 0."""
+    scale = lr if lr > SMALLEST_LR else 1.0
+    shared.publish(step.div_(scale), scale)
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ class SharedMemory(Strategy):
         return False
 
     def check(self, workers: int) -> None:
-        if not 0 < self.backoff_us <= self.backoff_max_us < 1e6:
+        if not 1e-3 <= self.backoff_us <= self.backoff_max_us < 1e6:
             raise UserError(
-                f"{self.name}: 0 < backoff_us <= backoff_max_us < 1000000 must hold, "
+                f"{self.name}: 0.001 <= backoff_us <= backoff_max_us < 1000000 must hold, "
                 f"got backoff_us={self.backoff_us:g}, backoff_max_us={self.backoff_max_us:g}"
             )
         self.sharing(1, workers)
@@ -71,20 +74,20 @@ class SharedMemory(Strategy):
         shared = w.shared
         shared.read(w.x)
         before = w.x.clone()
-        batches, lr = 0, 1.0
+        batches, lr = 0, 0.0  # since the last write: how many, and the highest rate
         while (g := (yield)) is not None:
             if not g.samples:  # there were more workers than batches left
                 continue
-            lr = step_scale(w.lr)
+            lr = max(lr, w.lr)
             w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
             batches += 1
             if batches == self.every:
-                shared.publish(before.sub_(w.x).div_(lr), lr)
+                publish_step(shared, before.sub_(w.x), lr)
                 shared.read(w.x)
                 before.copy_(w.x)
-                batches = 0
+                batches, lr = 0, 0.0
         if batches:
-            shared.publish(before.sub_(w.x).div_(lr), lr)
+            publish_step(shared, before.sub_(w.x), lr)
         w.comm.barrier()  # everyone's updates are in
         shared.read(w.x)
         w.average_buffers()
