@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from hocket.kernels import atomics
 from hocket.kernels.compiled import kernel
-from hocket.kernels.control import EVERY, STOP
+from hocket.kernels.control import EVERY, STOP, WORKERS
 from hocket.kernels.gather import Copy, View
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -66,6 +67,18 @@ def stop_all(control: Integers) -> None:
     atomics.store(control, STOP, 1)
 
 
+def spread_out(worker: int, workers: int) -> None:
+    """Begin on a core of one's own, where there are enough; from there the system may move the thread as it likes.
+
+    Threads that wake up together may find themselves on one core, and stay there for some milliseconds: as long as a
+    whole epoch of a small set, which one of them then trains alone.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if 1 < workers <= len(cores):
+        os.sched_setaffinity(0, {cores[worker]})
+        os.sched_setaffinity(0, cores)
+
+
 class KernelWorker(ABC):
     """One worker of a kernel: its workspace and its log. Used by one thread at a time."""
 
@@ -90,6 +103,7 @@ class KernelWorker(ABC):
         if self._copy is None and shared.control[EVERY] > 1:
             self._copy = Copy(self._dim)
         log = Log.empty(-(-len(order) // self.batch))
+        spread_out(self.index, int(shared.control[WORKERS]))
         taken, end = self.loop(*self._given(shared.control, shared.rows, order, lr, log))
         self.log = log.first(taken)
         return int(end)
