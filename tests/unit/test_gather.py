@@ -182,10 +182,10 @@ class Alone:
 def test_compensation_goes_by_the_highest_rate_since_the_last_write() -> None:
     """Else the steps at 0.1 would count as gradients of 1e5, whose squares are the compensation."""
     alone: Any = Alone()
-    steps = Hogwild(every=3).worker(alone)
+    steps: Any = Hogwild(every=3).worker(alone)
     next(steps)
     for alone.lr in (0.1, 0.1, 1e-6, 1e-6, 0.0):
-        steps.send(SimpleNamespace(samples=1))  # type: ignore[arg-type]
+        steps.send(SimpleNamespace(samples=1))
     with pytest.raises(StopIteration):
         steps.send(None)
     assert alone.noted == [(pytest.approx(2.0, rel=1e-4), 0.1), (pytest.approx(1.0, rel=0.01), 1e-6)]
@@ -202,11 +202,11 @@ def test_a_rate_of_zero_is_a_step_of_zero(strategy: str, rate: str) -> None:
         "frozen": lambda step: 1.0,
     }
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    model: Any = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with hocket.join(strategy=strategy) as team:
-        first = {"params": model[0].parameters(), "lr": 0.0 if rate == "frozen" else 0.1}  # type: ignore[index]
-        groups = [first, {"params": model[2].parameters()}]  # type: ignore[index]
+        first = {"params": model[0].parameters(), "lr": 0.0 if rate == "frozen" else 0.1}
+        groups = [first, {"params": model[2].parameters()}]
         model, optimizer = team.prepare(model, torch.optim.SGD(groups, lr=0.1))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scales[rate])
         for inputs, targets in team.shard(TensorDataset(*tiny.samples(40)), batch_size=4):

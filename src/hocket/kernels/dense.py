@@ -25,9 +25,7 @@ from hocket.kernels.control import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_RO
 from hocket.kernels.family import (
     BROKEN_LOCK,
     DIVERGED,
-    DONE,
     FASTMATH,
-    STOPPED,
     Floats,
     Integers,
     Kernel,
@@ -35,20 +33,19 @@ from hocket.kernels.family import (
     Memory,
     note,
     stop_all,
+    take_batch,
 )
-from hocket.kernels.gather import View, keep_up
+from hocket.kernels.gather import View
 from hocket.kernels.perceptron import is_cross_entropy, widths_of
 from hocket.kernels.shared import (
     acquire,
     begin_together,
     close_write,
     copy_vector,
-    next_batch,
     open_write,
     publish,
     release,
     staleness,
-    stopped,
     temper,
 )
 
@@ -68,7 +65,7 @@ _SINGLE, _TRANSPOSED, _PLAIN = ord("s"), ord("t"), ord("n")
 
 
 @intrinsic
-def _pointer_to(typing_context, number):  # type: ignore[no-untyped-def]
+def _pointer_to(typing_context: Any, number: Any) -> Any:
     """To a copy of the number as float32, on the stack."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -280,12 +277,9 @@ def dense_loop(
     made = 0
     begin_together(shared.control)
     while True:
-        begin = next_batch(shared.control) * batch
-        over = begin >= order.size or stopped(shared.control)
-        if not keep_up(shared, near, start, gained, dim, made, over, lr):
-            return made, BROKEN_LOCK
-        if over:
-            return made, STOPPED if stopped(shared.control) else DONE
+        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        if begin < 0:
+            return made, ~begin
         chosen = order[begin : min(begin + batch, order.size)]
         n = chosen.size
         read = acquire(near.control, near.rows, near.worker, dim)

@@ -15,9 +15,7 @@ from hocket.kernels.control import BROKEN, NO_ROW
 from hocket.kernels.family import (
     BROKEN_LOCK,
     DIVERGED,
-    DONE,
     FASTMATH,
-    STOPPED,
     Columns,
     Floats,
     Integers,
@@ -25,10 +23,11 @@ from hocket.kernels.family import (
     KernelWorker,
     note,
     stop_all,
+    take_batch,
 )
-from hocket.kernels.gather import View, keep_up
+from hocket.kernels.gather import View
 from hocket.kernels.scatter import scatter
-from hocket.kernels.shared import begin_together, close_read, next_batch, open_read, stopped
+from hocket.kernels.shared import begin_together, close_read, open_read
 
 
 @kernel(fastmath=FASTMATH)
@@ -105,12 +104,9 @@ def factor_loop(
     made = 0
     begin_together(shared.control)
     while True:
-        begin = next_batch(shared.control) * batch
-        over = begin >= order.size or stopped(shared.control)
-        if not keep_up(shared, near, start, gained, dim, made, over, lr):
-            return made, BROKEN_LOCK
-        if over:
-            return made, STOPPED if stopped(shared.control) else DONE
+        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        if begin < 0:
+            return made, ~begin
         chosen = order[begin : min(begin + batch, order.size)]
         read = open_read(near.control, near.worker)
         if read == NO_ROW:

@@ -14,7 +14,8 @@ import numpy as np
 from hocket.kernels import atomics
 from hocket.kernels.compiled import kernel
 from hocket.kernels.control import EVERY, STOP, WORKERS
-from hocket.kernels.gather import Copy, View
+from hocket.kernels.gather import Copy, View, keep_up
+from hocket.kernels.shared import next_batch, stopped
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -59,6 +60,20 @@ def note(log_loss: Floats, log_samples: Integers, log_clock: Integers, at: int, 
     log_loss[at] = loss
     log_samples[at] = samples
     log_clock[at] = atomics.monotonic_ns()
+
+
+@kernel
+def take_batch(
+    shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, batch: int, samples: int, lr: float
+) -> int:
+    """Where a worker's next batch begins, after the `made` that it took; below 0 it is ~ how the epoch ended."""
+    begin = next_batch(shared.control) * batch
+    over = begin >= samples or stopped(shared.control)
+    if not keep_up(shared, near, start, gained, dim, made, over, lr):
+        return ~BROKEN_LOCK
+    if over:
+        return ~STOPPED if stopped(shared.control) else ~DONE
+    return begin
 
 
 @kernel

@@ -65,7 +65,7 @@ def element(groups: Groups, first: int, k: int) -> tuple[int, np.float32]:
 
 
 @intrinsic
-def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """Begin to bring the cache line of `array[index]` near."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -17,8 +17,6 @@ from hocket.kernels.control import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
 from hocket.kernels.family import (
     BROKEN_LOCK,
     DIVERGED,
-    DONE,
-    STOPPED,
     Columns,
     Floats,
     Integers,
@@ -26,19 +24,18 @@ from hocket.kernels.family import (
     KernelWorker,
     note,
     stop_all,
+    take_batch,
 )
-from hocket.kernels.gather import View, keep_up
+from hocket.kernels.gather import View
 from hocket.kernels.packed import Firsts, Groups, add_row, element, pack, score, shrink_and_add_row
 from hocket.kernels.scatter import scatter
 from hocket.kernels.shared import (
     begin_together,
     close_read,
     close_write,
-    next_batch,
     open_read,
     open_write,
     staleness,
-    stopped,
     temper,
 )
 
@@ -194,12 +191,9 @@ def sparse_loop(
     count = made = 0
     begin_together(shared.control)
     while True:
-        begin = next_batch(shared.control) * batch
-        over = begin >= order.size or stopped(shared.control)
-        if not keep_up(shared, near, start, gained, dim, made, over, lr):
-            return made, BROKEN_LOCK
-        if over:
-            return made, STOPPED if stopped(shared.control) else DONE
+        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        if begin < 0:
+            return made, ~begin
         end = min(begin + batch, order.size)
         n = end - begin
         read = open_read(near.control, near.worker)
