@@ -13,7 +13,7 @@ from common import compare
 
 from hocket.core.collectives import ring
 from hocket.core.comm import Rank
-from hocket.engines import Listener, Program, engine
+from hocket.engines.catalogue import Listener, Program, engine
 
 FLOATS = 4 * 1024 * 1024
 

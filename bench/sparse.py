@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from common import compare
 
-from hocket.core.shared import Sharing
-from hocket.core.vector import FlatModel
-from hocket.kernels.control import NEXT
-from hocket.kernels.family import KernelWorker
-from hocket.kernels.vector import Block, SharedVector, nbytes
+from hocket.core.replica import Replica
+from hocket.core.sharing import Sharing
+from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.words import NEXT
+from hocket.kernels.models.family import KernelWorker
 from hocket.tasks import task
 from hocket.tasks.base import compiled, make_task
-from hocket.tasks.sparse import SparseRows
+from hocket.tasks.linear import SparseRows
 
 EVERY = (1, 16, 64, 256)
 ROUNDS = 7
@@ -42,7 +42,7 @@ class Bench:
     def __init__(self) -> None:
         self.task = make_task(task.make("svm"), 0, FOLDER / "imdb_train.svm.gz", FOLDER / "imdb_test.svm.gz")
         self.train, self.test = (samples.samples for samples in self.task.load())
-        self.model = FlatModel(self.task.build_model(0))
+        self.model = Replica(self.task.build_model(0))
         kernel = compiled(self.model.model, self.task.loss, self.task.load()[0])
         assert kernel is not None
         self.kernel = kernel

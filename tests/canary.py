@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from hocket.core.shared import Sharing
-from hocket.kernels.atomics import fetch_add
-from hocket.kernels.compiled import kernel
-from hocket.kernels.control import BROKEN, NEXT, NO_ROW, READ_VERSION, WORKER_AREA, WORKER_WORDS
-from hocket.kernels.shared import acquire, close_read, close_write, open_read, open_write, publish, stopped
-from hocket.kernels.vector import Block, SharedVector, nbytes
+from hocket.core.sharing import Sharing
+from hocket.kernels.jit import kernel
+from hocket.kernels.memory.atomics import fetch_add
+from hocket.kernels.memory.updates import acquire, close_read, close_write, open_read, open_write, publish, stopped
+from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.words import BROKEN, NEXT, NO_ROW, READ_VERSION, WORKER_AREA, WORKER_WORDS
 
 TORN, BROKE = 0, 1
 WAIT_S = 100.0

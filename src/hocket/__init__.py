@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.version import __version__
 
 if TYPE_CHECKING:
-    from hocket.api import (
+    from hocket.app.api import (
         CommError,
         DeadlineExceeded,
         RankFailed,
@@ -30,6 +30,6 @@ def __getattr__(name: str) -> Any:
     """Import the public names on first use: `hocket --help` need not wait for PyTorch."""
     if name not in __all__:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
-    from hocket import api
+    from hocket.app import api
 
     return getattr(api, name)

@@ -1,5 +1,5 @@
 """`python -m hocket`."""
 
-from hocket.cli import main
+from hocket.app.cli import main
 
 main()

@@ -14,14 +14,14 @@ from hocket.core.collectives import ALGORITHMS
 from hocket.core.comm import ANY, Rank
 from hocket.core.errors import UserError
 from hocket.core.message import Message
-from hocket.core.vector import FlatModel, Gradient
+from hocket.core.replica import Gradient, Replica
 from hocket.core.worker import Worker
-from hocket.loop import Loop
-from hocket.serve import serve
-from hocket.spec import RunSpec
+from hocket.drivers.own_loop import Loop
+from hocket.drivers.serve import serve
+from hocket.drivers.team import join
+from hocket.run.spec import RunSpec
 from hocket.strategies import strategy
 from hocket.tasks import Task
-from hocket.team import join
 
 SAMPLES, BATCH, EPOCHS = 37, 4, 3
 """37 samples in batches of 4: the last global batch is uneven for every number of workers, and at 3 workers
@@ -162,7 +162,7 @@ def mixing_facts(rank: Rank, pairwise: bool) -> dict[str, list[float]]:
     if pairwise:
         found["gossip:kind=adpsgd"] = mixed_pairwise(rank)
     for text in [f"gossip:kind={k}" for k in ("dpsgd", "sgp", "push", "pull")] + ["gossip:graph=exponential"]:
-        model = FlatModel(nn.Linear(1, 1, bias=False))
+        model = Replica(nn.Linear(1, 1, bias=False))
         optimizer = torch.optim.SGD(model.parameters, lr=0.0)
         worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
         model.x.fill_(float(me))
@@ -185,7 +185,7 @@ def mixing_facts(rank: Rank, pairwise: bool) -> dict[str, list[float]]:
 
 def mixed_pairwise(rank: Rank) -> list[float]:
     """AD-PSGD without gradients: this replica before the farewell, and the mean of all."""
-    model = FlatModel(nn.Linear(1, 1, bias=False))
+    model = Replica(nn.Linear(1, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters, lr=0.0)
     worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
     model.x.fill_(float(rank.comm.rank))
@@ -258,7 +258,7 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
 
 def reference(workers: int, **settings: Any) -> list[float]:
     """The serial run with the n-fold batch, in this process."""
-    from hocket.engines import Listener
+    from hocket.engines.catalogue import Listener
     from hocket.engines.threads import Threads
 
     wanted = dataclasses.replace(spec(1, strategy="serial", **settings), batch=workers * BATCH)

@@ -10,10 +10,10 @@ from torch import nn
 
 import hocket
 from hocket.core.comm import Rank
-from hocket.core.server import Server
-from hocket.core.vector import FlatModel, Gradient
+from hocket.core.replica import Gradient, Replica
+from hocket.core.serving import Server
 from hocket.core.worker import Worker
-from hocket.engines import Listener, engine
+from hocket.engines.catalogue import Listener, engine
 from hocket.strategies import strategy
 
 
@@ -25,7 +25,7 @@ def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
         assert group.size == 1
         chosen.server(Server(rank.comm, rank.clock, workers, x, torch.zeros(1), lambda: None, lambda *_, **__: None))
         return x.item()
-    model = FlatModel(nn.Linear(1, 1, bias=False))
+    model = Replica(nn.Linear(1, 1, bias=False))
     model.x.fill_(rank.comm.rank + 1.0)
     optimizer = torch.optim.SGD(model.parameters, lr=0.0)
     worker = Worker(rank.comm.split(0), rank.clock, model, optimizer, 0, optimizer.step, rank.comm)

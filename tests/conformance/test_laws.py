@@ -11,7 +11,7 @@ from typing import Any
 import laws
 import pytest
 
-from hocket.engines import Engine, Listener, Program, engine
+from hocket.engines.catalogue import Engine, Listener, Program, engine
 from hocket.strategies import strategy
 
 ENGINES = list(engine)

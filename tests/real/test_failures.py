@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hocket.core.errors import RankFailed
-from hocket.engines import Listener, Program, engine
+from hocket.engines.catalogue import Listener, Program, engine
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 

@@ -9,7 +9,16 @@ from threading import Thread
 import numpy as np
 from numba import int64, njit
 
-from hocket.kernels.atomics import compare_and_swap, fetch_add, load, monotonic_ns, pause, sched_yield, store, wall_ns
+from hocket.kernels.memory.atomics import (
+    compare_and_swap,
+    fetch_add,
+    load,
+    monotonic_ns,
+    pause,
+    sched_yield,
+    store,
+    wall_ns,
+)
 
 
 @njit(nogil=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket import cli
+from hocket.app import cli
 from hocket.tasks import mnist
 
 FILES = {

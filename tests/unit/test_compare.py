@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket import cli
+from hocket.app import cli
 
 
 def test_it_takes_turns_and_says_who_won(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from hocket.kernels import compiled
+from hocket.kernels import jit as compiled
 
 
 def test_a_change_in_any_kernel_leads_to_a_new_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

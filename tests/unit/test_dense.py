@@ -13,11 +13,11 @@ from test_sparse import parameters, share
 from torch import nn
 from torch.nn import functional as F
 
-from hocket.core.vector import FlatModel
-from hocket.kernels.control import NEXT, STOP
-from hocket.kernels.dense import WEIGHTS, DenseKernel, back_propagate, put_gradient
-from hocket.kernels.family import DIVERGED, DONE
-from hocket.kernels.perceptron import widths_of
+from hocket.core.replica import Replica
+from hocket.kernels.memory.words import NEXT, STOP
+from hocket.kernels.models.dense import WEIGHTS, DenseKernel, back_propagate, put_gradient
+from hocket.kernels.models.family import DIVERGED, DONE
+from hocket.kernels.models.perceptron import widths_of
 from hocket.tasks.base import SampleSet, compiled
 
 SAMPLES = 50
@@ -30,9 +30,9 @@ def perceptron(widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def a_problem(widths: list[int]) -> tuple[FlatModel, DenseKernel, tuple[torch.Tensor, torch.Tensor]]:
+def a_problem(widths: list[int]) -> tuple[Replica, DenseKernel, tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(sum(widths))
-    model = FlatModel(perceptron(widths))
+    model = Replica(perceptron(widths))
     samples = torch.randn(SAMPLES, 1, widths[0]), torch.randint(widths[-1], (SAMPLES,))
     kernel = compiled(model.model, F.cross_entropy, SampleSet(samples, "train"))
     assert isinstance(kernel, DenseKernel) and kernel.dim == len(model.x)
@@ -119,7 +119,7 @@ def test_two_workers_learn_together(method: str) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(2_000, 6)
     samples = inputs, inputs[:, :3].argmax(1)
-    model = FlatModel(perceptron([6, 32, 3]))
+    model = Replica(perceptron([6, 32, 3]))
     kernel = compiled(model.model, F.cross_entropy, SampleSet(samples, "train"))
     assert kernel is not None
     vector = share(kernel, model.x.detach().numpy(), method, workers=2)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hocket import display
+from hocket.app import display
 from hocket.core.status import Status
 
 

@@ -12,10 +12,10 @@ from test_sparse import parameters, share, train, write
 from torch.nn import functional as F
 
 from hocket.core.errors import UserError
-from hocket.core.vector import FlatModel
-from hocket.kernels.control import NEXT
-from hocket.kernels.factorisation import FactorKernel, rating_gradient
-from hocket.kernels.family import DIVERGED, DONE
+from hocket.core.replica import Replica
+from hocket.kernels.memory.words import NEXT
+from hocket.kernels.models.factors import FactorKernel, rating_gradient
+from hocket.kernels.models.family import DIVERGED, DONE
 from hocket.tasks import task
 from hocket.tasks.base import SampleSet, compiled, make_task
 from hocket.tasks.factorization import Factors
@@ -23,7 +23,7 @@ from hocket.tasks.factorization import Factors
 USERS, ITEMS, SAMPLES = 6, 5, 40
 
 
-def a_problem(rank: int, l2: float) -> tuple[FlatModel, FactorKernel, tuple[torch.Tensor, torch.Tensor]]:
+def a_problem(rank: int, l2: float) -> tuple[Replica, FactorKernel, tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(rank)
     pairs = torch.stack([torch.randint(USERS, (SAMPLES,)), torch.randint(ITEMS, (SAMPLES,))], dim=1)
     samples = pairs, 3 + torch.randn(SAMPLES)
@@ -31,7 +31,7 @@ def a_problem(rank: int, l2: float) -> tuple[FlatModel, FactorKernel, tuple[torc
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
-    model = FlatModel(module)
+    model = Replica(module)
     kernel = compiled(module, F.mse_loss, SampleSet(samples, "train"))
     assert isinstance(kernel, FactorKernel) and kernel.dim == len(model.x)
     return model, kernel, samples

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import hocket
-from hocket import spec
-from hocket.spec import RunSpec, read_toml
+from hocket.run import spec
+from hocket.run.spec import RunSpec, read_toml
 
 NAMED = tiny.task()
 

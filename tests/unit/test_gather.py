@@ -19,15 +19,15 @@ from torch.utils.data import TensorDataset
 
 import hocket
 from hocket.core.errors import UserError
-from hocket.core.shared import Method, Sharing
+from hocket.core.sharing import Method, Sharing
 from hocket.core.staleness import Handling
-from hocket.kernels.compiled import kernel
-from hocket.kernels.family import BROKEN_LOCK
-from hocket.kernels.gather import Copy, View, keep_up
-from hocket.kernels.locks import WRITING, drop, take
-from hocket.kernels.shared import next_batch
-from hocket.kernels.vector import Block, SharedVector, nbytes
-from hocket.strategies.shared import Hogwild
+from hocket.kernels.jit import kernel
+from hocket.kernels.memory.gather import Copy, View, keep_up
+from hocket.kernels.memory.locks import WRITING, drop, take
+from hocket.kernels.memory.updates import next_batch
+from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.models.family import BROKEN_LOCK
+from hocket.strategies.shared_memory import Hogwild
 
 METHODS = get_args(Method)
 DIM = 300

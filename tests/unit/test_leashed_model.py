@@ -1,4 +1,4 @@
-"""Every interleaving of the atomic steps of `hocket.kernels.leashed`, for three workers.
+"""Every interleaving of the atomic steps of `hocket.kernels.memory.leashed`, for three workers.
 
 Each worker reads (counts in, looks at the head again, counts out), then publishes: claims a slot, reads the latest
 vector into it, swaps the head, and tries again if another was first. A claim may try the slots in any order.

@@ -10,10 +10,10 @@ from torch import nn
 
 import hocket
 from hocket import optim
-from hocket.core.vector import FlatModel
+from hocket.core.replica import Replica
+from hocket.drivers.schedule import Rate
 from hocket.optim.large_batch import LAMB, LARS
-from hocket.rate import Rate
-from hocket.spec import RunSpec
+from hocket.run.spec import RunSpec
 
 
 def model() -> nn.Module:
@@ -22,7 +22,7 @@ def model() -> nn.Module:
 
 
 def trained(steps: int, step_with_torch: bool, text: str, momentum: float) -> torch.Tensor:
-    flat = FlatModel(model())
+    flat = Replica(model())
     optimizer = optim.make(text, flat, 0.1, momentum)
     step = optimizer.step if step_with_torch else optim.step_of(optimizer)
     for i in range(steps):
@@ -61,7 +61,7 @@ def test_one_flat_parameter_is_many_shaped_ones(name: str) -> None:
             at += p.numel()
         shaped.step()
 
-    flat = FlatModel(model())
+    flat = Replica(model())
     optimizer = optim.make(name, flat, 0.1, 0.0)
     for i in range(4):
         flat.g.copy_(torch.sin(torch.arange(26.0) + i))
@@ -108,7 +108,7 @@ def test_layerwise_optimizers_run_under_a_strategy(name: str) -> None:
 
 
 def test_linear_scaling_and_warm_up() -> None:
-    flat = FlatModel(model())
+    flat = Replica(model())
     optimizer = optim.make("sgd", flat, 0.1, 0.0)
     rate = Rate(RunSpec("digits", workers=4, lr=0.1, scale_lr=True, warmup=2), optimizer, steps_per_epoch=5)
     seen = []
@@ -124,6 +124,6 @@ def test_linear_scaling_and_warm_up() -> None:
 
 
 def test_the_rate_decays_from_epoch_to_epoch() -> None:
-    optimizer = optim.make("sgd", FlatModel(model()), 0.1, 0.0)
+    optimizer = optim.make("sgd", Replica(model()), 0.1, 0.0)
     rate = Rate(RunSpec("digits", workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
     assert [rate.at(step) for step in range(1, 8)] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025])

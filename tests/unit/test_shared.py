@@ -14,11 +14,11 @@ import torch
 from canary import in_threads, values
 
 from hocket.core.errors import UserError
-from hocket.core.shared import MAX_WORKERS, Backoff, Method, Sharing
+from hocket.core.sharing import MAX_WORKERS, Backoff, Method, Sharing
 from hocket.core.staleness import Handling, Staleness
-from hocket.kernels.control import APPLIED, DROPPED, NO_ROW, RETRY
-from hocket.kernels.shared import close_write, next_batch, open_read, open_write, release, stopped
-from hocket.kernels.vector import Block, LockBroken, SharedVector, nbytes
+from hocket.kernels.memory.updates import close_write, next_batch, open_read, open_write, release, stopped
+from hocket.kernels.memory.vector import Block, LockBroken, SharedVector, nbytes
+from hocket.kernels.memory.words import APPLIED, DROPPED, NO_ROW, RETRY
 
 METHODS = get_args(Method)
 LOCKS = ("mutex", "rwlock")

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 import hocket
-from hocket import cli
-from hocket.compiled import kernel_for
+from hocket.app import cli
 from hocket.core.comm import Rank
-from hocket.core.shared import Backoff, Method, Sharing
+from hocket.core.sharing import Backoff, Method, Sharing
 from hocket.core.staleness import Handling
-from hocket.engines import Listener, Program, engine
-from hocket.loop import run_program
+from hocket.drivers.compiled import kernel_for
+from hocket.drivers.own_loop import run_program
+from hocket.engines.catalogue import Listener, Program, engine
 from hocket.measure.losses import PARTS
-from hocket.spec import RunSpec, load_task
+from hocket.run.spec import RunSpec, load_task
 
 METHODS = get_args(Method)
 EPOCHS, BATCH, SAMPLES = 6, 32, 1437

@@ -15,7 +15,7 @@ from tiny import PARAMETERS, on_sim, simulated
 import hocket
 from hocket.core.comm import Rank
 from hocket.core.errors import RankFailed
-from hocket.core.shared import Backoff, Method, Sharing, Statistics
+from hocket.core.sharing import Backoff, Method, Sharing, Statistics
 from hocket.core.staleness import Handling
 from hocket.engines.sim_memory import SimLock
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from hocket.core.errors import UserError
-from hocket.core.shared import Sharing
-from hocket.core.vector import FlatModel
-from hocket.kernels.control import NEXT, STOP
-from hocket.kernels.family import DIVERGED, DONE, STOPPED
-from hocket.kernels.sparse import PAID_TOGETHER, SparseKernel, linear_gradient
-from hocket.kernels.vector import Block, SharedVector, nbytes
+from hocket.core.replica import Replica
+from hocket.core.sharing import Sharing
+from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.words import NEXT, STOP
+from hocket.kernels.models.family import DIVERGED, DONE, STOPPED
+from hocket.kernels.models.sparse import PAID_TOGETHER, SparseKernel, linear_gradient
 from hocket.tasks import Task, task
 from hocket.tasks.base import SampleSet, compiled, make_task
-from hocket.tasks.sparse import SparseLinear, SparseRows, hinge_loss, logistic_loss
+from hocket.tasks.linear import SparseLinear, SparseRows, hinge_loss, logistic_loss
 from hocket.tasks.svmlight import Table
 
 LOSSES = [logistic_loss, hinge_loss]
@@ -104,7 +104,7 @@ def test_an_evaluated_model_has_no_penalty() -> None:
 @pytest.mark.parametrize("chosen", [[5], [0, 7, 7, 20, 39], list(range(40))])
 def test_the_compiled_gradient_equals_autograd(loss: Any, l2: float, chosen: list[int]) -> None:
     data = some_rows(2)
-    model = FlatModel(a_model(data, l2))
+    model = Replica(a_model(data, l2))
     batch, targets = data.take(torch.tensor(chosen))
     expected = loss(model.model(batch), targets)
     expected.backward()
@@ -126,7 +126,7 @@ def test_the_compiled_gradient_equals_autograd(loss: Any, l2: float, chosen: lis
 @pytest.mark.parametrize("batch", [1, 7])
 def test_one_worker_without_penalty_does_what_plain_sgd_does(method: str, batch: int) -> None:
     data = some_rows(3)
-    model = FlatModel(a_model(data, l2=0.0))
+    model = Replica(a_model(data, l2=0.0))
     kernel = compiled(model.model, hinge_loss, SampleSet(data, "train"))
     assert kernel is not None
     vector = share(kernel, model.x.detach().numpy(), method)
@@ -246,7 +246,7 @@ def test_a_loss_that_is_not_finite_stops_everyone() -> None:
 def train(given: Task, workers: int = 2) -> float:
     """The test metric after a run with the task's own settings."""
     train_set, test_set = given.load()
-    model = FlatModel(given.build_model(0))
+    model = Replica(given.build_model(0))
     kernel = compiled(model.model, given.loss, train_set)
     assert kernel is not None
     vector = share(kernel, model.x.detach().numpy(), workers=workers)

@@ -14,13 +14,13 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket import cli
+from hocket.app import cli
 from hocket.compress import compressor
 from hocket.core.errors import UserError
 from hocket.core.registry import Registry, convert
-from hocket.engines import engine
+from hocket.engines.catalogue import engine
 from hocket.engines.sim import Sim
-from hocket.spec import RunSpec, read_toml
+from hocket.run.spec import RunSpec, read_toml
 from hocket.strategies import strategy
 from hocket.strategies.local_sgd import LocalSGD
 from hocket.tasks import task

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hocket.core.errors import UserError
-from hocket.core.vector import FlatModel
+from hocket.core.replica import Replica
 
 
 def net() -> nn.Sequential:
@@ -26,10 +26,10 @@ def reference_gradient() -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
-def made() -> tuple[nn.Sequential, FlatModel]:
+def made() -> tuple[nn.Sequential, Replica]:
     torch.manual_seed(0)
     model = net()
-    return model, FlatModel(model)
+    return model, Replica(model)
 
 
 def test_it_changes_nothing_that_the_model_computes() -> None:
@@ -86,7 +86,7 @@ def test_buffers_belong_to_the_replica_and_not_to_x() -> None:
 
 def test_tied_parameters_count_once() -> None:
     layer = nn.Linear(3, 3, bias=False)
-    flat = FlatModel(nn.Sequential(layer, nn.ReLU(), layer))
+    flat = Replica(nn.Sequential(layer, nn.ReLU(), layer))
     assert flat.x.numel() == 9 and flat.names == ["0.weight"]
 
 
@@ -95,7 +95,7 @@ def test_frozen_parameters_stay() -> None:
     model[0].requires_grad_(False)
     before = model[0].weight
     pointer = before.data_ptr()
-    flat = FlatModel(model)
+    flat = Replica(model)
     assert not any(name.startswith("0.") for name in flat.names)
     assert model[0].weight is before and before.data_ptr() == pointer and before.grad is None
     assert [t.shape for t in flat.rest()][:2] == [(4, 3), (4,)], "but others must be able to hear of them"
@@ -105,7 +105,7 @@ def test_a_transposed_parameter_keeps_its_values() -> None:
     model = nn.Linear(2, 3, bias=False)
     values = torch.arange(6.0).view(2, 3).t()
     model.weight = nn.Parameter(values.clone(memory_format=torch.preserve_format))
-    assert torch.equal(FlatModel(model).layout(FlatModel(model).x)["weight"], values)
+    assert torch.equal(Replica(model).layout(Replica(model).x)["weight"], values)
 
 
 class TestCollect:
@@ -144,7 +144,7 @@ class TestCollect:
 
     def test_refuses_a_sparse_gradient(self) -> None:
         model = nn.Embedding(5, 2, sparse=True)
-        flat = FlatModel(model)
+        flat = Replica(model)
         model.zero_grad()
         model(torch.tensor([1])).sum().backward()
         with pytest.raises(UserError, match="sparse=False"):
@@ -155,18 +155,18 @@ class TestRefuses:
     def test_nothing_to_train(self) -> None:
         for model in (nn.ReLU(), net().requires_grad_(False)):
             with pytest.raises(UserError, match="no trainable parameters"):
-                FlatModel(model)
+                Replica(model)
 
     def test_mixed_dtypes(self) -> None:
         with pytest.raises(UserError, match=r"one dtype and device; got .*torch.float32, torch.float64"):
-            FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+            Replica(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
 
 def test_a_buffer_keeps_its_type_or_is_refused() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("clock", torch.tensor([16_777_217.0], dtype=torch.float64))
     try:
-        FlatModel(model)
+        Replica(model)
     except UserError:
         return
     assert model.clock.item() == 16_777_217

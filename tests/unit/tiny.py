@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.core.comm import Rank
-from hocket.engines import Listener
+from hocket.engines.catalogue import Listener
 from hocket.engines.sim import Sim
 from hocket.engines.threads import Threads
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.message import Message
-from hocket.core.shared import Shared, Sharing
+from hocket.core.sharing import Shared, Sharing
 from hocket.core.status import Status
 
 ANY = -1

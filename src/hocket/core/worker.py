@@ -13,9 +13,9 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 from hocket.core.registry import Registry
-from hocket.core.server import Server
-from hocket.core.shared import Shared, Sharing
-from hocket.core.vector import FlatModel, Gradient, Weighted
+from hocket.core.replica import Gradient, Replica, Weighted
+from hocket.core.serving import Server
+from hocket.core.sharing import Shared, Sharing
 
 Steps = Generator[None, Gradient | None, None]
 """A strategy at work: yields for the gradient at `w.x`, is sent None after the last one."""
@@ -68,7 +68,7 @@ class Worker:
         self,
         comm: Comm,
         clock: Clock,
-        model: FlatModel,
+        model: Replica,
         optimizer: torch.optim.Optimizer,
         seed: int,
         optimizer_step: Callable[[], object],

@@ -22,7 +22,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, reduce_in_order
 from hocket.core.errors import Aborted, RankFailed
 from hocket.core.message import Message
-from hocket.core.shared import Shared, Sharing
+from hocket.core.sharing import Shared, Sharing
 from hocket.core.status import Status
 from hocket.engines.base import TICK_S, Listener, Main, first_failure, operation_of
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
-from hocket.core.control import Control
 from hocket.core.environment import inside_mpi
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
-from hocket.core.shared import Shared, Sharing
+from hocket.core.sharing import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.line import Control
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
 
@@ -68,7 +68,7 @@ class Mpi(Engine):
             command += [word for name in env for word in ("-x", name)]
         else:
             command += ["-hosts", self.hosts] if self.hosts else []
-        command += [sys.executable, "-m", "hocket.rank"]
+        command += [sys.executable, "-m", "hocket.engines.started"]
         return Supervisor(size, control, self.deadline, listener).run([(command, env)])
 
     def launcher(self) -> str:
@@ -241,7 +241,7 @@ class MpiComm:
         return MpiComm(self._comm.Split(color, key), self._deadline)
 
     def share(self, sharing: Sharing, x: Tensor) -> Shared:
-        from hocket.engines.memory import between_processes
+        from hocket.engines.mapped import between_processes
 
         return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 

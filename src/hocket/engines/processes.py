@@ -21,12 +21,12 @@ import torch
 
 from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank
-from hocket.core.control import Control, Link, Word
 from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.base import TICK_S, Listener, Main, Program, first_failure, operation_of
+from hocket.engines.line import Control, Link, Word
 
 _GRACE_S = 10.0  # for processes to leave after their last word
 _START_S = 60.0  # at least, for all ranks to load their libraries and find each other

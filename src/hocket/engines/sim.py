@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hocket.core.errors import CommError, UserError
-from hocket.core.shared import Shared, Sharing
+from hocket.core.sharing import Shared, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.base import Engine, Listener, Main, engine

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hocket.core.shared import Sharing, Statistics
+from hocket.core.sharing import Sharing, Statistics
 from hocket.core.staleness import Staleness
 from hocket.engines.local import Wait
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hocket.core.clock import RealClock
 from hocket.core.errors import DeadlineExceeded
-from hocket.core.shared import Shared, Sharing
+from hocket.core.sharing import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.local import Wait, World, run_threads
@@ -47,7 +47,7 @@ class ThreadWorld(World):
         self._stoppable: list[Callable[[], None]] = []
 
     def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
-        from hocket.engines.memory import in_one_process
+        from hocket.engines.mapped import in_one_process
 
         vector = in_one_process(dataclasses.replace(sharing, deadline_s=self._deadline), x)
         self._stoppable.append(vector.stop)
@@ -59,7 +59,7 @@ class ThreadWorld(World):
         super().abort()
 
     def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
-        from hocket.engines.memory import Mapped
+        from hocket.engines.mapped import Mapped
 
         return Mapped(memory, worker)
 

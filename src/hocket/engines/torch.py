@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
-from hocket.core.control import Control
 from hocket.core.environment import inside_torchrun
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
-from hocket.core.shared import Shared, Sharing
+from hocket.core.sharing import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.line import Control
 from hocket.engines.processes import Supervisor, rank_environment, run_joined
 
 # The names of torch 2.13, where the older ones warn; torch 2.11 has only those.
@@ -61,7 +61,7 @@ class TorchDistributed(Engine):
         control = Control()
         common = rank_environment(control, main, "torch", self.deadline)
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "hocket.rank"]
+        command = [sys.executable, "-m", "hocket.engines.started"]
         ranks = [(command, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
         return Supervisor(size, control, self.deadline, listener).run(ranks)
 
@@ -191,7 +191,7 @@ class TorchComm:
         return TorchComm(groups[color], self._deadline)
 
     def share(self, sharing: Sharing, x: Tensor) -> Shared:
-        from hocket.engines.memory import between_processes
+        from hocket.engines.mapped import between_processes
 
         return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 

@@ -1,1 +1,1 @@
-"""Compiled loops that run without the GIL: atomics, locks, and one parameter vector that many workers share."""
+"""Compiled loops that run without the GIL: shared memory, and the models whose workers run in it."""

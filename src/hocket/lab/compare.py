@@ -13,11 +13,11 @@ from typing import Any
 from rich.table import Table
 
 from hocket.core.errors import UserError
-from hocket.display import Display
 from hocket.measure.result import Result
-from hocket.spec import RunSpec
+from hocket.run.progress import Display
+from hocket.run.spec import RunSpec
+from hocket.run.train import train
 from hocket.strategies import strategy
-from hocket.train import train
 
 
 @dataclass

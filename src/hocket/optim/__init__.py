@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hocket.core.errors import UserError
 from hocket.core.registry import convert, unknown
-from hocket.core.vector import FlatModel
+from hocket.core.replica import Replica
 from hocket.optim.large_batch import LAMB, LARS
 
 ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
@@ -64,7 +64,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     return name, chosen
 
 
-def make(text: str, model: FlatModel, lr: float, momentum: float) -> torch.optim.Optimizer:
+def make(text: str, model: Replica, lr: float, momentum: float) -> torch.optim.Optimizer:
     """The optimizer; where it can be, on one parameter that is the whole flat vector: few, large operations a step."""
     if parse(text)[0] in ELEMENTWISE:
         return make_flat(text, model.x, model.g, lr, momentum)

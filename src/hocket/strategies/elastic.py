@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.message import Message
-from hocket.core.server import Server
+from hocket.core.serving import Server
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 

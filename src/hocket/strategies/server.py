@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.message import Message
-from hocket.core.server import Server, parts
+from hocket.core.serving import Server, parts
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 

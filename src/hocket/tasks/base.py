@@ -19,7 +19,7 @@ from hocket.core.errors import UserError
 from hocket.core.registry import Registry
 
 if TYPE_CHECKING:
-    from hocket.kernels.family import Kernel
+    from hocket.kernels.models.family import Kernel
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def compiled(model: nn.Module, loss: Callable[[Any, Any], Tensor], train: Sample
     bring: Callable[..., Kernel | None] | None = getattr(model, "kernel", None)
     if bring is not None:
         return bring(loss, train.samples)
-    from hocket.kernels.dense import DenseKernel  # Numba takes half a second to import
+    from hocket.kernels.models.dense import DenseKernel  # Numba takes half a second to import
 
     return DenseKernel.recognise(model, loss, train.samples)
 

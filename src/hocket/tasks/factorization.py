@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from hocket.core.errors import UserError
 from hocket.tasks import ratings
 from hocket.tasks.base import Task, task
+from hocket.tasks.linear import HELD_OUT, decayed
 from hocket.tasks.ratings import Ratings
-from hocket.tasks.sparse import HELD_OUT, decayed
 
 if TYPE_CHECKING:
-    from hocket.kernels.family import Kernel
+    from hocket.kernels.models.family import Kernel
 
 # The generated set: products of a few factors, and noise.
 USERS, ITEMS, TRUE_RANK, RATINGS, NOISE = 500, 300, 4, 40_000, 0.3
@@ -61,7 +61,7 @@ class Factors(nn.Module):
         """This model's training, compiled."""
         if loss is not F.mse_loss or not isinstance(samples, tuple):
             return None
-        from hocket.kernels.factorisation import FactorKernel  # Numba takes half a second to import
+        from hocket.kernels.models.factors import FactorKernel  # Numba takes half a second to import
 
         (users, rank), items = self.users.shape, len(self.items)
         return FactorKernel(

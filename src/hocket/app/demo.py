@@ -1,0 +1,56 @@
+"""`hocket demo`: the handwritten digits under several strategies, side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hocket.measure.result import Result
+from hocket.run.progress import Display
+from hocket.run.spec import RunSpec
+from hocket.run.train import train
+
+RUNS = (("serial", 1), ("allreduce", 2), ("local-sgd:every=4", 2), ("local-sgd:every=16", 2))
+EPOCHS = 200  # long enough to time: an epoch of the digits takes milliseconds
+
+
+def demo(display: Display, engine: str | None) -> list[Result]:
+    """One result a strategy, serial first."""
+    results = []
+    for strategy, workers in RUNS:
+        spec = RunSpec("digits", strategy=strategy, workers=workers, engine=engine, epochs=EPOCHS, trace=0)
+        results.append(train(spec, display=display))
+    return results
+
+
+def table(results: list[Result]) -> Table:
+    """What each strategy cost and gave."""
+    serial = results[0]
+    title = f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}, 2 workers (serial: 1)"
+    found = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("strategy", "seconds", "samples/s", "speedup", "test accuracy", "bytes sent"):
+        found.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
+    for r in results:
+        found.add_row(
+            r.strategy,
+            f"{r.seconds:.2f}",
+            f"{r.samples_per_s:,.0f}",
+            f"{r.samples_per_s / serial.samples_per_s:.2f}",
+            "–" if r.test_metric is None else f"{r.test_metric:.4f}",
+            f"{r.bytes_sent:,}",
+        )
+    return found
+
+
+def show(display: Display, engine: str | None, svg: str | None = None) -> None:
+    """Run the demo and print its table; with `svg`, draw it to a file too."""
+    results = demo(display, engine)
+    console = Console(highlight=False, record=svg is not None, width=80 if svg else None)
+    console.print(table(results))
+    if svg:
+        # Without Rich's web fonts: the picture needs nothing from elsewhere.
+        drawing = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
+        Path(svg).write_text(drawing)

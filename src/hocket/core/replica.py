@@ -1,0 +1,111 @@
+"""A model as one flat vector: its parameters are views of `x`, its gradients of `g`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hocket.core.errors import UserError
+
+
+class Weighted:
+    """A vector with one spare element behind it, where its weight travels in a weighted mean."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer, self.values, self.weight = buffer, buffer[:-1], buffer[-1:]
+
+
+@dataclass
+class Gradient:
+    """A gradient, and the number of samples it is the mean of: means over workers are weighted by it."""
+
+    flat: Weighted
+    samples: float
+    step_samples: float = 0.0
+    """Samples of all workers' batches of this step together, where they are known."""
+
+    @property
+    def vector(self) -> Tensor:
+        return self.flat.values
+
+
+class Replica:
+    """A model whose trainable parameters and floating-point buffers lie in one block.
+
+    The block is [parameters | buffers | one spare element]. `x` is the parameters, `replica`
+    the parameters and buffers (BatchNorm statistics belong to a replica but have no gradient).
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        self.model = model.to(device) if device is not None else model
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise UserError("the model has no trainable parameters")
+        dtypes = {p.dtype for _, p in named}
+        places = {p.device for _, p in named}
+        if len(dtypes) > 1 or len(places) > 1:
+            raise UserError(
+                f"all trainable parameters must share one dtype and device; got "
+                f"{', '.join(sorted(str(s) for s in dtypes | places))}"
+            )
+        dtype, place = named[0][1].dtype, named[0][1].device
+        if dtype not in (torch.float32, torch.float64):
+            raise UserError(
+                f"parameters must be float32 or float64, got {dtype}; use torch.autocast for half precision"
+            )
+        buffers = [b for b in model.buffers() if b.dtype == dtype]
+        self.odd_buffers = [b for b in model.buffers() if b.is_floating_point() and b.dtype != dtype]
+        """Statistics in another precision: averaged one by one."""
+        self.names = [n for n, _ in named]
+        self.parameters = [p for _, p in named]
+        self._rest: list[Tensor] = [p for p in model.parameters() if not p.requires_grad]
+        self._rest += [b for b in model.buffers() if b.dtype != dtype]
+
+        n = sum(p.numel() for p in self.parameters)
+        m = sum(b.numel() for b in buffers)
+        self.block = Weighted(torch.zeros(n + m + 1, dtype=dtype, device=place))
+        self.replica, self.x = self.block.values, self.block.values[:n]
+        self.buffers = Weighted(self.block.buffer[n:])
+        self.gradient = Weighted(torch.zeros(n + 1, dtype=dtype, device=place))
+        self.g = self.gradient.values
+        self.grads = list(self._views(self.g))
+        for p, view, grad in zip(self.parameters, self._views(self.x), self.grads, strict=True):
+            view.copy_(p.data)
+            p.data = view
+            p.grad = grad
+        at = n
+        for b in buffers:
+            view = self.replica[at : at + b.numel()].view(b.shape)
+            view.copy_(b.data)
+            b.data = view
+            at += b.numel()
+
+    def _views(self, flat: Tensor) -> Iterator[Tensor]:
+        at = 0
+        for p in self.parameters:
+            yield flat[at : at + p.numel()].view(p.shape)
+            at += p.numel()
+
+    def layout(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a flat vector, shaped like the parameters."""
+        return dict(zip(self.names, self._views(flat), strict=True))
+
+    def collect(self) -> None:
+        """Make `g` hold the gradients, also after something replaced or dropped a parameter's `.grad`."""
+        for p, grad in zip(self.parameters, self.grads, strict=True):
+            if p.grad is grad:
+                continue
+            if p.grad is None:
+                grad.zero_()
+            elif p.grad.layout != torch.strided:
+                raise UserError("sparse gradients are not supported; build the layer with sparse=False")
+            else:
+                grad.copy_(p.grad)
+            p.grad = grad
+
+    def rest(self) -> list[Tensor]:
+        """Tensors outside the block: frozen parameters, and buffers of another type."""
+        return [t.data for t in self._rest]

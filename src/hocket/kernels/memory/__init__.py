@@ -1,0 +1,1 @@
+"""One parameter vector that many workers share: atomics, locks, Leashed-SGD's slots, updates."""

@@ -1,0 +1,1 @@
+"""Models whose gradients are compiled: dense layers, sparse rows, factors."""

@@ -1,0 +1,270 @@
+"""Linear models on sparse rows, compiled: logistic regression and the linear support vector machine.
+
+The parameters are one weight a column, then the bias. The penalty is that of HOGWILD! (Niu et al. 2011, section 3):
+l2 w_j^2 / (2 d_j) in every row that has column j, where d_j is the number of such rows. Over an epoch it adds up to
+l2 |w|^2 / 2, and no update touches a weight outside its rows. As many rows of a support vector
+machine have no loss, and would be written for the penalty alone, one row in PAID_TOGETHER pays for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hocket.kernels.jit import kernel
+from hocket.kernels.memory.gather import View
+from hocket.kernels.memory.scatter import scatter
+from hocket.kernels.memory.updates import (
+    begin_together,
+    close_read,
+    close_write,
+    open_read,
+    open_write,
+    staleness,
+    temper,
+)
+from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
+from hocket.kernels.models.family import (
+    BROKEN_LOCK,
+    DIVERGED,
+    Columns,
+    Floats,
+    Integers,
+    Kernel,
+    KernelWorker,
+    note,
+    stop_all,
+    take_batch,
+)
+from hocket.kernels.models.packed import Firsts, Groups, add_row, element, pack, score, shrink_and_add_row
+
+AHEAD = 4  # rows
+PAID_TOGETHER = 16
+"""The first of so many rows in the order pays the penalty for all. In a random order that leaves the mean as it is."""
+
+
+@kernel
+def loss_and_slope(hinge: bool, score: np.float32, target: np.float32) -> tuple[np.float32, np.float32]:
+    """A row's loss, and its derivative by the score."""
+    margin = target * score
+    if hinge:
+        return max(np.float32(0), np.float32(1) - margin), -target if margin < 1 else np.float32(0)
+    small = np.exp(-abs(margin))  # never above 1, so nothing overflows
+    loss = np.log1p(small) + max(np.float32(0), -margin)
+    return loss, -target * (small if margin > 0 else np.float32(1)) / (np.float32(1) + small)
+
+
+@kernel
+def score_rows(
+    x: Floats,
+    firsts: Firsts,
+    groups: Groups,
+    targets: Floats,
+    decay: Floats,
+    hinge: bool,
+    order: Integers,
+    begin: int,
+    end: int,
+    skip: int,
+    slopes: Floats,
+) -> float:
+    """The mean loss of the rows from `begin` to `end` of the order, and each one's slope.
+
+    `skip` is how far behind `end` this worker is likely to go on.
+    """
+    bias = x[decay.size]
+    loss = 0.0
+    for at in range(begin, end):
+        ahead = at + AHEAD if at + AHEAD < end else at + AHEAD + skip
+        soon = firsts[order[min(ahead, order.size - 1)]]
+        row = order[at]
+        product = score(x, groups, firsts[row], firsts[row + 1], soon)
+        row_loss, slopes[at - begin] = loss_and_slope(hinge, bias + product, targets[row])
+        loss += row_loss
+    return loss / (end - begin)
+
+
+@kernel
+def descend_rows(
+    x: Floats,
+    firsts: Firsts,
+    lengths: Integers,
+    groups: Groups,
+    decay: Floats,
+    order: Integers,
+    begin: int,
+    end: int,
+    slopes: Floats,
+    chosen: Integers,
+    step: np.float32,
+) -> None:
+    """x -= step times the gradient of the rows from `begin` to `end` of the order, and of the penalty that they pay.
+
+    A penalty may bring a weight to 0, but never beyond. `chosen` is scratch.
+    """
+    total = np.float32(0)
+    count = 0
+    for at in range(begin, end):  # the rows with a slope are listed first: a branch would be mispredicted for many
+        slope = slopes[at - begin]
+        total += slope
+        chosen[count] = at
+        count += (slope != 0) & (at % PAID_TOGETHER != 0)
+    for k in range(count):
+        row = order[chosen[k]]
+        add_row(x, groups, firsts[row], firsts[row + 1], -step * slopes[chosen[k] - begin])
+    for at in range(-(-begin // PAID_TOGETHER) * PAID_TOGETHER, end, PAID_TOGETHER):
+        row = order[at]
+        strength = step * np.float32(min(PAID_TOGETHER, order.size - at))
+        change = step * slopes[at - begin]
+        shrink_and_add_row(x, groups, firsts[row], lengths[row], strength, decay, -change)
+    x[decay.size] -= step * total
+
+
+@kernel
+def linear_gradient(
+    x: Floats,
+    firsts: Firsts,
+    groups: Groups,
+    targets: Floats,
+    decay: Floats,
+    hinge: bool,
+    lengths: Integers,
+    chosen: Integers,
+    touched: Columns,
+    seen: Floats,
+    g: Floats,
+) -> tuple[float, int]:
+    """The mean loss of the chosen rows at x, and how many elements of `touched`, `seen` and `g` it filled."""
+    share = np.float32(1 / chosen.size)
+    bias = decay.size
+    loss = 0.0
+    bias_slope = np.float32(0)
+    at = 0
+    for row in chosen:
+        product = score(x, groups, firsts[row], firsts[row + 1], firsts[row + 1])
+        row_loss, slope = loss_and_slope(hinge, x[bias] + product, targets[row])
+        loss += row_loss
+        bias_slope += share * slope
+        for k in range(lengths[row]):
+            column, value = element(groups, firsts[row], k)
+            touched[at], seen[at] = column, x[column]
+            g[at] = share * (slope * value + decay[column] * seen[at])
+            at += 1
+    touched[at], seen[at], g[at] = bias, x[bias], bias_slope
+    return loss / chosen.size, at + 1
+
+
+@kernel
+def sparse_loop(
+    shared: View,
+    near: View,
+    start: Floats,
+    gained: Floats,
+    firsts: Firsts,
+    lengths: Integers,
+    groups: Groups,
+    targets: Floats,
+    decay: Floats,
+    hinge: bool,
+    order: Integers,
+    batch: int,
+    lr: float,
+    slopes: Floats,
+    chosen: Integers,
+    touched: Columns,
+    seen: Floats,
+    g: Floats,
+    step: Floats,
+    log_loss: Floats,
+    log_samples: Integers,
+    log_clock: Integers,
+) -> tuple[int, int]:
+    """A worker's part of an epoch: batches taken, and how it ended.
+
+    Handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
+    """
+    dim = decay.size + 1
+    listed = near.control[HANDLING] >= GAP
+    skip = (shared.control[WORKERS] - 1) * batch
+    problem = firsts, groups, targets, decay, hinge
+    count = made = 0
+    begin_together(shared.control)
+    while True:
+        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        if begin < 0:
+            return made, ~begin
+        end = min(begin + batch, order.size)
+        n = end - begin
+        read = open_read(near.control, near.worker)
+        if read == NO_ROW:
+            return made, BROKEN_LOCK
+        if listed:
+            loss, count = linear_gradient(near.rows[read], *problem, lengths, order[begin:end], touched, seen, g)
+        else:
+            loss = score_rows(near.rows[read], *problem, order, begin, end, skip, slopes)
+        close_read(near.control, near.worker, read)
+        if not np.isfinite(loss):
+            stop_all(shared.control)
+            note(log_loss, log_samples, log_clock, made, loss, n)
+            return made + 1, DIVERGED
+        status = RETRY
+        if listed:
+            status = scatter(near.control, near.rows, near.worker, dim, touched, seen, g, step, count, lr)
+        while status == RETRY:
+            to = open_write(near.control, near.rows, near.worker, dim)
+            if to == NO_ROW:
+                return made, BROKEN_LOCK
+            factor = np.float32(lr / n * temper(near.control, near.worker, staleness(near.control, near.worker)))
+            descend_rows(near.rows[to], firsts, lengths, groups, decay, order, begin, end, slopes, chosen, factor)
+            status = close_write(near.control, near.worker, to)
+        if status == BROKEN:
+            return made, BROKEN_LOCK
+        note(log_loss, log_samples, log_clock, made, loss, n)
+        made += 1
+
+
+class SparseWorker(KernelWorker):
+    """One worker's workspace: the touched elements of a batch."""
+
+    loop: ClassVar[Any] = staticmethod(sparse_loop)
+
+    def __init__(self, kernel: SparseKernel, index: int, batch: int) -> None:
+        super().__init__(index, batch, kernel.dim)
+        capacity = batch * kernel.longest_row + 1
+        self._kernel = kernel
+        self._slopes, self._chosen = np.zeros(batch, np.float32), np.zeros(batch, np.int64)
+        self._touched = np.zeros(capacity, np.int32)
+        self._seen, self._g, self._step = (np.zeros(capacity, np.float32) for _ in range(3))
+
+    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
+        k = self._kernel
+        problem = k.firsts, k.lengths, k.groups, k.targets, k.decay, k.hinge, order, self.batch, float(lr)
+        return (*problem, self._slopes, self._chosen, self._touched, self._seen, self._g, self._step)
+
+
+class SparseKernel(Kernel):
+    """A linear model and its training rows; targets are -1 and 1."""
+
+    def __init__(
+        self,
+        pointers: Integers,
+        columns: Columns,
+        values: Floats,
+        targets: Floats,
+        rows_with: Integers,
+        l2: float,
+        hinge: bool,
+    ) -> None:
+        self.firsts, self.groups = pack(pointers, columns, values, len(rows_with))
+        self.lengths: Integers = np.diff(pointers)
+        self.targets = targets
+        self.decay: Floats = (l2 / np.maximum(1, rows_with)).astype(np.float32)
+        self.hinge = hinge
+        self.samples = len(targets)
+        self.dim = len(self.decay) + 1
+        self.longest_row = int(self.lengths.max())
+
+    def worker(self, index: int, batch: int, momentum: float = 0.0) -> SparseWorker:
+        assert momentum == 0
+        return SparseWorker(self, index, batch)

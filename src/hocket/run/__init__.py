@@ -1,0 +1,1 @@
+"""One run: its spec, the plan that follows from it, and its record."""

@@ -1,0 +1,35 @@
+"""Where a run shows how far it is; `hocket.app.display` has those that people look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hocket.core.status import Status
+
+
+class Display(Protocol):
+    def begin(self, title: str, steps: int) -> None: ...
+    def update(self, statuses: Sequence[Status]) -> None: ...
+    def metric(self, name: str, value: float | None, loss: float | None) -> None: ...
+    def note(self, line: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, title: str, steps: int) -> None:
+        pass
+
+    def update(self, statuses: Sequence[Status]) -> None:
+        pass
+
+    def metric(self, name: str, value: float | None, loss: float | None) -> None:
+        pass
+
+    def note(self, line: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass

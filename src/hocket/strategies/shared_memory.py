@@ -1,0 +1,135 @@
+"""Shared memory: all workers read and write one parameter vector, and differ in how they keep out of the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from hocket.core.errors import UserError
+from hocket.core.sharing import SMALLEST_LR, Backoff, Method, Shared, Sharing
+from hocket.core.staleness import Handling
+from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
+
+
+def publish_step(shared: Shared, step: Tensor, lr: float) -> None:
+    """Descend by a step, as the gradient that compensation for delay looks at; a schedule may begin or end at 0."""
+    scale = lr if lr > SMALLEST_LR else 1.0
+    shared.publish(step.div_(scale), scale)
+
+
+@dataclass(frozen=True)
+class SharedMemory(Strategy):
+    """Read the vector, compute a gradient, publish the step: without ever waiting for another worker's gradient."""
+
+    method: ClassVar[Method]
+    backoff: Backoff = "none"
+    """What a worker does between two attempts to get in: nothing, a constant wait, one that doubles, or give way."""
+    backoff_us: float = 1.0
+    """Microseconds of a constant wait, and of the first that doubles."""
+    backoff_max_us: float = 1000.0
+    stale: Handling = "none"
+    """How stale gradients are tempered."""
+    every: int = 1
+    """Batches that a worker takes on a copy of its own before it writes what they changed. 1 is the method as
+    published; more means fewer writes, and staler ones."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"shared-memory", "collectives"})
+
+    @property
+    def lockstep(self) -> bool:
+        return False
+
+    def check(self, workers: int) -> None:
+        if not 1e-3 <= self.backoff_us <= self.backoff_max_us < 1e6:
+            raise UserError(
+                f"{self.name}: 0.001 <= backoff_us <= backoff_max_us < 1000000 must hold, "
+                f"got backoff_us={self.backoff_us:g}, backoff_max_us={self.backoff_max_us:g}"
+            )
+        self.sharing(1, workers)
+
+    def sharing(self, dim: int, workers: int) -> Sharing:
+        """How a vector of this length is shared between so many workers."""
+        return Sharing(
+            self.method,
+            dim,
+            workers,
+            persistence=self.failures_allowed(),
+            backoff=self.backoff,
+            backoff_s=self.backoff_us / 1e6,
+            backoff_max_s=self.backoff_max_us / 1e6,
+            handling=self.stale,
+            every=self.every,
+        )
+
+    def failures_allowed(self) -> int | None:
+        """Failed attempts after which an update is dropped; None is never."""
+        return None
+
+    def worker(self, w: Worker) -> Steps:
+        shared = w.shared
+        shared.read(w.x)
+        before = w.x.clone()
+        batches, lr = 0, 0.0  # since the last write: how many, and the highest rate
+        while (g := (yield)) is not None:
+            if not g.samples:  # there were more workers than batches left
+                continue
+            lr = max(lr, w.lr)
+            w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
+            batches += 1
+            if batches == self.every:
+                publish_step(shared, before.sub_(w.x), lr)
+                shared.read(w.x)
+                before.copy_(w.x)
+                batches, lr = 0, 0.0
+        if batches:
+            publish_step(shared, before.sub_(w.x), lr)
+        w.comm.barrier()  # everyone's updates are in
+        shared.read(w.x)
+        w.average_buffers()
+
+
+@strategy("mutex")
+@dataclass(frozen=True)
+class Mutex(SharedMemory):
+    """One lock around each read and each update of a shared vector."""
+
+    method: ClassVar[Method] = "mutex"
+
+
+@strategy("rwlock")
+@dataclass(frozen=True)
+class ReadWriteLock(SharedMemory):
+    """A read-write lock around a shared vector: many read at once, one writes."""
+
+    method: ClassVar[Method] = "rwlock"
+
+
+@strategy("hogwild")
+@dataclass(frozen=True)
+class Hogwild(SharedMemory):
+    """HOGWILD! (Niu 2011): no locks; reads and adds race, component by component."""
+
+    method: ClassVar[Method] = "hogwild"
+
+
+@strategy("leashed")
+@dataclass(frozen=True)
+class Leashed(SharedMemory):
+    """Leashed-SGD (Bäckström 2021): immutable vectors, published by compare-and-swap, without locks."""
+
+    method: ClassVar[Method] = "leashed"
+    persistence: float = math.inf
+    """Failed attempts that an update may have before it is dropped; `inf` is any number."""
+
+    def check(self, workers: int) -> None:
+        if self.persistence < 0 or (self.persistence != math.inf and self.persistence != int(self.persistence)):
+            raise UserError(f"leashed: persistence must be 0, 1, 2, ... or inf; got {self.persistence:g}")
+        super().check(workers)
+
+    def failures_allowed(self) -> int | None:
+        return None if self.persistence == math.inf else int(self.persistence)
