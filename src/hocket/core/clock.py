@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -21,6 +21,11 @@ class Clock(Protocol):
 
     def free(self) -> AbstractContextManager[None]:
         """Inside, a virtual clock charges nothing for messages: for what only measures the run."""
+
+    def state(self) -> dict[str, Any]:
+        """The time, and what a virtual clock draws its times from: to go on from there in another process."""
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class RealClock:
@@ -45,3 +50,9 @@ class RealClock:
 
     def free(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def state(self) -> dict[str, Any]:
+        return {"now_s": self.now()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._origin = time.perf_counter() - state["now_s"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from hocket.core.brake import Brake
 from hocket.core.clock import Clock
 from hocket.core.message import Message
 from hocket.core.sharing import Shared, Sharing
@@ -42,8 +43,8 @@ class Counter(Protocol):
     Making and closing one is a collective; the rest is not.
     """
 
-    def take(self) -> int:
-        """The next of 0, 1, 2, ...: no two ranks get the same."""
+    def take(self, count: int = 1) -> int:
+        """What the number was; then it is `count` more. Who takes one at a time gets what no other rank gets."""
 
     def close(self) -> None: ...
 
@@ -92,6 +93,8 @@ class Rank:
     clock: Clock
     tell: Tell
     status: Status
+    brake: Brake = field(default_factory=Brake)
+    """Where the rank hears that the run shall end."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

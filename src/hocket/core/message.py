@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,12 +19,28 @@ _ALIGN = 16  # tensors start at multiples of this, so that they can be read in p
 
 
 @dataclass(frozen=True)
+class Lossy:
+    """A vector that may lose precision on the way. `residual` names the place where the sender keeps what was lost.
+
+    Everything else in a message is exact: weights, counters, statistics.
+    """
+
+    values: Tensor
+    residual: str
+
+
+@dataclass(frozen=True)
 class Message:
-    """One message. `kind` says what it means to the receiver, who matches on it."""
+    """One message. `kind` says what it means to the receiver, who matches on it and finds plain tensors."""
 
     kind: str = ""
     ints: tuple[int, ...] = ()
-    tensors: tuple[Tensor, ...] = ()
+    parts: tuple[Tensor | Lossy, ...] = ()
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The values of all parts."""
+        return tuple(part.values if isinstance(part, Lossy) else part for part in self.parts)
 
     def header(self) -> bytes:
         """Everything but the tensors' contents: lengths, kind, integers, dtypes and shapes."""

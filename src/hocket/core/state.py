@@ -1,0 +1,123 @@
+"""State that has a name: what a strategy, an optimizer or a generator must keep for a run to be taken up again.
+
+A state is made of tensors, numbers, text, None, lists, tuples, sets, dicts with keys that are numbers or text,
+messages, and objects that derive from `State`. It becomes JSON and a few named tensors, never a pickle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hocket.core.message import Message
+
+T = TypeVar("T")
+Tensors = dict[str, Tensor]
+
+
+class State(SimpleNamespace):
+    """An object whose attributes are its state, but for those that begin with an underscore."""
+
+    def saved(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+class Kept:
+    """What one rank keeps, by name. What was saved under a name is put into the object that is registered for it."""
+
+    def __init__(self, saved: dict[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = {}
+        self._saved = saved or {}
+
+    def keep(self, name: str, value: T) -> T:
+        """Register `value`, which is changed in place from now on, and fill it with what was saved, if anything."""
+        assert name not in self._values, f"two things are kept as {name}"
+        self._values[name] = value
+        if name in self._saved:
+            refill(value, self._saved.pop(name))
+        return value
+
+    def values(self) -> dict[str, Any]:
+        return dict(self._values)
+
+
+def refill(value: Any, saved: Any) -> None:
+    """Give an object that is changed in place the content that another had when it was saved."""
+    match value:
+        case Tensor():
+            with torch.no_grad():
+                value.copy_(saved)
+        case torch.Generator():
+            value.set_state(saved)
+        case dict():
+            value.clear()
+            value.update(saved)
+        case set():
+            value.clear()
+            value.update(saved)
+        case list():
+            for item, kept in zip(value, saved, strict=False):
+                if isinstance(item, (Tensor, State)):
+                    refill(item, kept)
+            if not any(isinstance(item, (Tensor, State)) for item in value):
+                value[:] = saved
+        case State():
+            for name, kept in saved.items():
+                mine = getattr(value, name)
+                if isinstance(mine, (Tensor, dict, set, list, State)):
+                    refill(mine, kept)
+                else:
+                    setattr(value, name, kept)
+        case _:
+            raise AssertionError(f"a {type(value).__name__} cannot be kept: it is not changed in place")
+
+
+def encode(value: Any, name: str, tensors: Tensors) -> Any:
+    """`value` as JSON; its tensors go into `tensors`, under names that begin with `name`."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            tensors[name] = value.detach()
+            return {"tensor": name}
+        case torch.Generator():
+            return encode(value.get_state(), name, tensors)
+        case State():
+            return encode(value.saved(), name, tensors)
+        case Message():
+            parts = [encode(t, f"{name}.{i}", tensors) for i, t in enumerate(value.tensors)]
+            return {"message": value.kind, "ints": list(value.ints), "tensors": parts}
+        case Counter():
+            return {"counts": [[k, n] for k, n in value.items()]}
+        case dict():
+            return {"dict": [[k, encode(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
+        case set() | frozenset():
+            return {"set": sorted(value)}
+        case list() | tuple():
+            items = [encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
+            return {"tuple": items} if isinstance(value, tuple) else items
+    raise TypeError(f"{name}: a {type(value).__name__} cannot be saved without pickle")
+
+
+def decode(value: Any, tensors: Tensors) -> Any:
+    """What `encode` was given, but for `State`s, which come back as dicts."""
+    match value:
+        case list():
+            return [decode(v, tensors) for v in value]
+        case {"tensor": name}:
+            return tensors[name]
+        case {"message": kind, "ints": ints, "tensors": parts}:
+            return Message(kind, tuple(ints), tuple(decode(t, tensors) for t in parts))
+        case {"counts": counts}:
+            return Counter({k: n for k, n in counts})
+        case {"dict": items}:
+            return {k: decode(v, tensors) for k, v in items}
+        case {"set": items}:
+            return set(items)
+        case {"tuple": items}:
+            return tuple(decode(v, tensors) for v in items)
+    return value
