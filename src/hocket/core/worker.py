@@ -27,6 +27,8 @@ class Strategy(ABC):
     """How replicas agree. A strategy is a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
+    fewest_workers: ClassVar[int] = 1
+    most_workers: ClassVar[int] = 1_000_000_000
 
     @property
     def needs(self) -> frozenset[Need]:

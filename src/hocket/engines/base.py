@@ -66,6 +66,12 @@ class Engine(ABC):
 
     name: ClassVar[str]
     offers: ClassVar[frozenset[Need]]
+    virtual_time: ClassVar[bool] = False
+    """Whether its clock is a model of time."""
+    runs_compiled: ClassVar[bool] = False
+    """Whether its ranks are threads that can run compiled workers beside each other."""
+    spans_hosts: ClassVar[bool] = False
+    """Whether it starts ranks on other machines (`hosts`)."""
 
     def check(self, size: int) -> None:  # noqa: B027 - most engines take any number of ranks
         """Refuse options that do not fit so many ranks."""

@@ -41,6 +41,7 @@ class Mpi(Engine):
     """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
+    spans_hosts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)

@@ -51,6 +51,7 @@ class Sim(Engine):
     workers: int = 0
     """Ranks that compute, and may be slow; those behind them serve. 0 is all."""
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
+    virtual_time: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         compute_model(self.compute, random.Random())

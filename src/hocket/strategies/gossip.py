@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ Graph = Literal["ring", "torus", "exponential", "complete"]
 class Gossip(Strategy):
     """Average with neighbours only: D-PSGD, AD-PSGD (Lian 2017, 2018), SGP (Assran 2019), pull, push (Jin 2016)."""
 
+    fewest_workers: ClassVar[int] = 2
     kind: Literal["dpsgd", "adpsgd", "sgp", "pull", "push"] = "dpsgd"
     graph: Graph = "ring"
     """Who is whose neighbour, for dpsgd and adpsgd; sgp has its own directed one, pull and push choose at random."""

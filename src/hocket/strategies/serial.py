@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hocket.core.errors import UserError
 from hocket.core.worker import Steps, Strategy, Worker, strategy
@@ -12,6 +13,8 @@ from hocket.core.worker import Steps, Strategy, Worker, strategy
 @dataclass(frozen=True)
 class Serial(Strategy):
     """One worker, no communication: the baseline."""
+
+    most_workers: ClassVar[int] = 1
 
     def check(self, workers: int) -> None:
         if workers != 1:
