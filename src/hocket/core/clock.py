@@ -13,8 +13,8 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
-    def charge(self, share: float) -> None:
-        """A gradient on `share` of a full batch has just been computed: a virtual clock adds what it costs."""
+    def charge(self, share: float, done: float = 1.0) -> None:
+        """A gradient on `share` of a full batch is computed, or `done` of it: a virtual clock adds what that costs."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Inside, time stands still."""
@@ -33,19 +33,24 @@ class RealClock:
 
     def __init__(self) -> None:
         self._origin = time.perf_counter()
+        self._paused = False
 
     def now(self) -> float:
         return time.perf_counter() - self._origin
 
-    def charge(self, share: float) -> None:
+    def charge(self, share: float, done: float = 1.0) -> None:
         pass
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        began = time.perf_counter()
+        if self._paused:
+            yield
+            return
+        began, self._paused = time.perf_counter(), True
         try:
             yield
         finally:
+            self._paused = False
             self._origin += time.perf_counter() - began
 
     def free(self) -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ Each of these leaves the same bits on every rank: a sum is computed once and the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor
 
@@ -92,4 +93,7 @@ def _exchange(comm: Comm, kind: str, to: int, part: Tensor, source: int) -> Tens
     return received.tensors[0]
 
 
-ALGORITHMS: dict[str, Callable[[Comm, Tensor], None]] = {"ring": ring, "halving": halving, "tree": tree}
+Algorithm = Literal["native", "ring", "halving", "tree"]
+"""How a sum over all ranks is formed: by the engine's own means, or by one of those below."""
+
+ALGORITHMS: dict[Algorithm, Callable[[Comm, Tensor], None]] = {"ring": ring, "halving": halving, "tree": tree}

@@ -59,6 +59,10 @@ class Message:
             size = _aligned(size) + t.numel() * t.element_size()
         return size
 
+    def to(self, device: torch.device) -> Message:
+        """The message with its tensors on a device."""
+        return Message(self.kind, self.ints, tuple(t.to(device) for t in self.tensors))
+
     def copy(self) -> Message:
         """A message that later changes to the sender's tensors cannot reach."""
         return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors))

@@ -9,34 +9,38 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
-
-
-class Weighted:
-    """A vector with one spare element behind it, where its weight travels in a weighted mean."""
-
-    def __init__(self, buffer: Tensor) -> None:
-        self.buffer, self.values, self.weight = buffer, buffer[:-1], buffer[-1:]
+from hocket.core.means import Weight
 
 
 @dataclass
 class Gradient:
-    """A gradient, and the number of samples it is the mean of: means over workers are weighted by it."""
+    """A gradient, and the samples that it is the mean of: means over workers are weighted by them."""
 
-    flat: Weighted
-    samples: float
-    step_samples: float = 0.0
-    """Samples of all workers' batches of this step together, where they are known."""
+    vector: Tensor
+    weight: Weight
 
     @property
-    def vector(self) -> Tensor:
-        return self.flat.values
+    def samples(self) -> float:
+        return self.weight.samples
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of the flat gradient that is complete at one moment of the way back."""
+
+    number: int
+    """In the order in which parts are complete."""
+    span: slice
+    done: float
+    """Share of the gradient that is complete with it."""
 
 
 class Replica:
     """A model whose trainable parameters and floating-point buffers lie in one block.
 
-    The block is [parameters | buffers | one spare element]. `x` is the parameters, `replica`
-    the parameters and buffers (BatchNorm statistics belong to a replica but have no gradient).
+    The block is [parameters | buffers | one spare element]. `x` is the parameters, `values` the parameters and buffers
+    (BatchNorm statistics belong to a replica but have no gradient). Spare elements, here and behind the gradient, are
+    for weights that are not known beforehand and travel with what they weigh.
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
@@ -66,19 +70,19 @@ class Replica:
 
         n = sum(p.numel() for p in self.parameters)
         m = sum(b.numel() for b in buffers)
-        self.block = Weighted(torch.zeros(n + m + 1, dtype=dtype, device=place))
-        self.replica, self.x = self.block.values, self.block.values[:n]
-        self.buffers = Weighted(self.block.buffer[n:])
-        self.gradient = Weighted(torch.zeros(n + 1, dtype=dtype, device=place))
-        self.g = self.gradient.values
+        block = torch.zeros(n + m + 1, dtype=dtype, device=place)
+        self.values, self.x, self.buffers, self.count = block[:-1], block[:n], block[n:-1], block[-1:]
+        gradient = torch.zeros(n + 1, dtype=dtype, device=place)
+        self.g, self.gradient_count = gradient[:-1], gradient[-1:]
         self.grads = list(self._views(self.g))
+        self.parts = self._parts()
         for p, view, grad in zip(self.parameters, self._views(self.x), self.grads, strict=True):
             view.copy_(p.data)
             p.data = view
             p.grad = grad
         at = n
         for b in buffers:
-            view = self.replica[at : at + b.numel()].view(b.shape)
+            view = self.values[at : at + b.numel()].view(b.shape)
             view.copy_(b.data)
             b.data = view
             at += b.numel()
@@ -88,6 +92,16 @@ class Replica:
         for p in self.parameters:
             yield flat[at : at + p.numel()].view(p.shape)
             at += p.numel()
+
+    def _parts(self) -> list[Part]:
+        """A parameter is a part; the last one is complete first."""
+        parts: list[Part] = []
+        end = n = self.x.numel()
+        for number, p in enumerate(reversed(self.parameters)):
+            begin = end - p.numel()
+            parts.append(Part(number, slice(begin, end), (n - begin) / n))
+            end = begin
+        return parts
 
     def layout(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of a flat vector, shaped like the parameters."""

@@ -1,17 +1,33 @@
-"""The server's side of a strategy: a part of the parameter vector and how to step it."""
+"""The server's side of a strategy: a part of the parameter vector, how to step it, and what workers ask for."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.comm import Comm
+from hocket.core.message import Message
+from hocket.core.state import Kept, State
 
+T = TypeVar("T")
 Log = Callable[..., None]
 """Writes an event with its fields to the event log."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a server does that its strategy need not know of."""
+
+    look: Callable[[int], None]
+    """Show a worker the parameters."""
+    save: Callable[[], None]
+    load: Callable[[Tensor], None]
 
 
 class Server:
@@ -24,24 +40,107 @@ class Server:
         workers: int,
         x: Tensor,
         gradient: Tensor,
+        optimizer: torch.optim.Optimizer,
         optimizer_step: Callable[[], object],
         log: Log,
+        frame: Frame,
+        kept: Kept | None = None,
     ) -> None:
         self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
-        self.version = 0
-        """Updates applied so far."""
+        self.active = set(range(workers))
+        """Workers that may send something any moment: not those that are done, or away for a while."""
         self.staleness: Counter[int] = Counter()
         """How many updates had which staleness."""
         self.log = log
-        self._gradient, self._optimizer_step = gradient, optimizer_step
+        self._kept = kept or Kept()
+        self._progress = self.keep("progress", State(version=0))
+        self.keep("staleness", self.staleness)
+        self._gradient, self._optimizer, self._optimizer_step = gradient, optimizer, optimizer_step
+        self._frame = frame
 
-    def descend(self, g: Tensor) -> None:
-        """One step of the optimizer along `g`."""
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        version: int = self._progress.version
+        return version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._progress.version = version
+
+    def keep(self, name: str, value: T) -> T:
+        """Give a name to what outlives a request; see `Worker.keep`."""
+        return self._kept.keep(name, value)
+
+    def descend(self, g: Tensor, hyperparameters: Tensor) -> None:
+        """One step of the optimizer along `g`, at the rate that the worker who found it had."""
+        set_hyperparameters(self._optimizer, hyperparameters)
         self._gradient.copy_(g)
         self._optimizer_step()
         self.version += 1
+
+    def requests(self) -> Iterator[tuple[int, Message]]:
+        """What workers ask for, until all are done.
+
+        A worker that is `away` or `done` shows up here too: who waited for it may go on. While all are away the run
+        may be saved, or another state loaded. Who wants a `look` at the parameters gets them at once.
+        """
+        done: set[int] = set()
+        asked_to_save = False
+        while len(done) < self.workers:
+            worker, msg = self.comm.recv()
+            match msg.kind:
+                case "look":
+                    self._frame.look(worker)
+                    continue
+                case "load":
+                    self._frame.load(msg.tensors[0])
+                    continue
+                case "save":
+                    asked_to_save = True
+                case "back":
+                    self.active.add(worker)
+                    continue
+                case "away" | "done":
+                    self.active.discard(worker)
+                    if msg.kind == "done":
+                        done.add(worker)
+                    yield worker, msg
+                case _:
+                    yield worker, msg
+            if asked_to_save and not self.active:
+                asked_to_save = False
+                self._frame.save()
 
 
 def parts(vector: Tensor, servers: int) -> Sequence[Tensor]:
     """How a vector is shared out between servers."""
     return vector.tensor_split(servers)
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> Tensor:
+    """All numbers that a scheduler may change, in a fixed order."""
+    found = [number for group in optimizer.param_groups for name in sorted(group) for number in _numbers(group[name])]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def set_hyperparameters(optimizer: torch.optim.Optimizer, values: Tensor) -> None:
+    """Give an optimizer of the same kind the numbers that another one has."""
+    left = iter(values.tolist())
+    for group in optimizer.param_groups:
+        for name in sorted(group):
+            old = group[name]
+            new = [next(left) for _ in _numbers(old)]
+            if new:
+                group[name] = tuple(new) if isinstance(old, tuple) else new[0]
+
+
+def _numbers(value: Any) -> list[float]:
+    """The numbers in one setting of an optimizer: none where it is a switch."""
+    if isinstance(value, tuple):
+        return [float(v) for v in value if isinstance(v, (int, float))]
+    if isinstance(value, (float, int)) and not isinstance(value, bool):
+        return [float(value)]
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return [float(value)]
+    return []

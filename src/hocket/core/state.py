@@ -1,7 +1,7 @@
 """State that has a name: what a strategy, an optimizer or a generator must keep for a run to be taken up again.
 
 A state is made of tensors, numbers, text, None, lists, tuples, sets, dicts with keys that are numbers or text,
-messages, and objects that derive from `State`. It becomes JSON and a few named tensors, never a pickle.
+messages, weights, and objects that derive from `State`. It becomes JSON and a few named tensors, never a pickle.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.core.means import Weight
 from hocket.core.message import Message
 
 T = TypeVar("T")
@@ -27,22 +28,20 @@ class State(SimpleNamespace):
 
 
 class Kept:
-    """What one rank keeps, by name. What was saved under a name is put into the object that is registered for it."""
+    """What one rank keeps, by name: objects that are changed in place, so that they can be filled again."""
 
-    def __init__(self, saved: dict[str, Any] | None = None) -> None:
-        self._values: dict[str, Any] = {}
-        self._saved = saved or {}
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
 
     def keep(self, name: str, value: T) -> T:
-        """Register `value`, which is changed in place from now on, and fill it with what was saved, if anything."""
-        assert name not in self._values, f"two things are kept as {name}"
-        self._values[name] = value
-        if name in self._saved:
-            refill(value, self._saved.pop(name))
+        assert name not in self.values, f"two things are kept as {name}"
+        self.values[name] = value
         return value
 
-    def values(self) -> dict[str, Any]:
-        return dict(self._values)
+    def load(self, saved: dict[str, Any], device: torch.device) -> None:
+        """Give everything that is kept the content that was saved under its name."""
+        for name, content in moved(saved, device).items():
+            refill(self.values[name], content)
 
 
 def refill(value: Any, saved: Any) -> None:
@@ -76,6 +75,18 @@ def refill(value: Any, saved: Any) -> None:
             raise AssertionError(f"a {type(value).__name__} cannot be kept: it is not changed in place")
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """The same, with all tensors on a device."""
+    match value:
+        case Tensor() | Message():
+            return value.to(device)
+        case dict():
+            return {k: moved(v, device) for k, v in value.items()}
+        case list():
+            return [moved(v, device) for v in value]
+    return value
+
+
 def encode(value: Any, name: str, tensors: Tensors) -> Any:
     """`value` as JSON; its tensors go into `tensors`, under names that begin with `name`."""
     match value:
@@ -91,6 +102,8 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
         case Message():
             parts = [encode(t, f"{name}.{i}", tensors) for i, t in enumerate(value.tensors)]
             return {"message": value.kind, "ints": list(value.ints), "tensors": parts}
+        case Weight():
+            return {"weight": [value.samples, value.of_all]}
         case Counter():
             return {"counts": [[k, n] for k, n in value.items()]}
         case dict():
@@ -112,8 +125,10 @@ def decode(value: Any, tensors: Tensors) -> Any:
             return tensors[name]
         case {"message": kind, "ints": ints, "tensors": parts}:
             return Message(kind, tuple(ints), tuple(decode(t, tensors) for t in parts))
+        case {"weight": [samples, of_all]}:
+            return Weight(samples, of_all)
         case {"counts": counts}:
-            return Counter({k: n for k, n in counts})
+            return Counter(dict(counts))
         case {"dict": items}:
             return {k: decode(v, tensors) for k, v in items}
         case {"set": items}:

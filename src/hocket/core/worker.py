@@ -5,18 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
+from hocket.core.collectives import ALGORITHMS, Algorithm
 from hocket.core.comm import Comm
+from hocket.core.means import Payload, Weight, weighted_mean
 from hocket.core.registry import Registry
-from hocket.core.replica import Gradient, Replica, Weighted
-from hocket.core.serving import Server
+from hocket.core.replica import Gradient, Part, Replica
+from hocket.core.seeds import stream
+from hocket.core.serving import Server, hyperparameters
 from hocket.core.sharing import Shared, Sharing
+from hocket.core.state import Kept
 
+T = TypeVar("T")
 Steps = Generator[None, Gradient | None, None]
 """A strategy at work: yields for the gradient at `w.x`, is sent None after the last one."""
 
@@ -57,7 +63,14 @@ class Strategy(ABC):
 
     @abstractmethod
     def worker(self, w: Worker) -> Steps:
-        """One worker's life, as the paper's pseudocode has it."""
+        """One worker's life, as the paper's pseudocode has it.
+
+        A run is saved while the workers wait for a gradient: what must outlive a step is local to it, or kept.
+        """
+
+    def consensus(self, w: Worker) -> Tensor | None:
+        """The parameters that the run would return if it ended now; None is the mean of all replicas."""
+        return None
 
 
 strategy: Registry[Strategy] = Registry("strategy", "strategies")
@@ -75,27 +88,38 @@ class Worker:
         seed: int,
         optimizer_step: Callable[[], object],
         world: Comm | None = None,
+        kept: Kept | None = None,
+        served: Callable[[], Tensor] | None = None,
     ) -> None:
         self.comm, self.clock = comm, clock
         self.world = world or comm
         """The workers, numbered as in `comm`, and the servers behind them."""
         self.rank, self.size = comm.rank, comm.size
-        self.all_reduce: Callable[[Tensor], None] = comm.all_reduce
-        """How gradients and replicas are summed; a strategy may put another algorithm in its place."""
         self.model = model
-        self.x, self.replica = model.x, model.replica
+        self.x, self.replica = model.x, model.values
         self.step = 0
         """Gradients taken so far."""
         self.layout = model.layout
         """Named, shaped views of a flat vector, for what needs shapes."""
         self.staleness: Counter[int] = Counter()
         """How many updates had which staleness."""
-        self.rng = torch.Generator().manual_seed(seed * 1_000_003 + self.rank)
-        self.common_rng = torch.Generator().manual_seed(seed)
+        self.rng = torch.Generator().manual_seed(stream(seed, "strategy", self.rank))
+        self.common_rng = torch.Generator().manual_seed(stream(seed, "strategy"))
         """Draws the same on every worker, for what all must agree on without asking."""
+        self.on_part: Callable[[Part], None] | None = None
+        """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
+        self._kept = kept or Kept()
+        self._served = served
         self._shared: Shared | None = None
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
+
+    def keep(self, name: str, value: T) -> T:
+        """Give a name to what outlives a step: a tensor, a container or a `State`, changed in place from now on.
+
+        So it is saved with the run, and comes back as it was when the run goes on.
+        """
+        return self._kept.keep(name, value)
 
     @property
     def shared(self) -> Shared:
@@ -107,10 +131,19 @@ class Worker:
     def shared(self, shared: Shared) -> None:
         self._shared = shared
 
+    def served(self) -> Tensor:
+        """The parameters as the servers hold them now, for a strategy that has servers."""
+        assert self._served is not None, "the strategy has no servers"
+        return self._served()
+
     @property
     def lr(self) -> float:
         """The learning rate of this step."""
         return max(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    def hyperparameters(self) -> Tensor:
+        """The optimizer's rate, momentum and so on at this step, for who steps in the worker's place."""
+        return hyperparameters(self._optimizer)
 
     def descend(self, g: Gradient, stale: int = 0) -> None:
         """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too.
@@ -119,33 +152,48 @@ class Worker:
         """
         if g.samples == 0:
             return
-        if g.flat is not self.model.gradient:
+        if g.vector is not self.model.g:
             self.model.g.copy_(g.vector)
         self.staleness[stale] += 1
         self._optimizer_step()
 
-    def average(self, g: Gradient) -> None:
+    def average(self, g: Gradient, algorithm: Algorithm = "native") -> None:
         """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
-        g.samples = self._weighted_mean(g.flat, g.samples)
+        payload = Payload(lossy=(g.vector,), residual="gradient")
+        total = self._mean(payload, g.weight, self.model.gradient_count, algorithm=algorithm)
+        g.weight = Weight(total, total)
 
-    def average_replicas(self, samples: float, comm: Comm | None = None) -> None:
+    def average_replicas(self, weight: Weight | None = None, comm: Comm | None = None) -> None:
         """Replace every replica by their mean, each weighted by the samples it has seen since the last one.
 
-        `comm` is a part of the workers that averages by itself; without it, all do.
+        Without a weight all count the same. `comm` is a part of the workers that averages by itself; without, all do.
         """
-        # A replica without samples weighs next to nothing; where none has any, they are averaged as equals.
-        self._weighted_mean(self.model.block, samples or 1e-9, comm)
+        comm = comm or self.comm
+        payload = Payload(lossy=(self.x,), exact=(self.model.buffers,), residual="replica")
+        self._mean(payload, weight or Weight(1.0, comm.size), self.model.count, comm)
         self._average_odd_buffers(comm)
 
-    def average_buffers(self) -> None:
+    def average_buffers(self, algorithm: Algorithm = "native") -> None:
         """Give all replicas the same BatchNorm statistics."""
-        if self.model.buffers.values.numel():
-            self._weighted_mean(self.model.buffers, 1.0)
-        self._average_odd_buffers()
+        payload = Payload(exact=(self.model.buffers,))
+        self._mean(payload, Weight(1.0, self.size), self.model.count, algorithm=algorithm)
+        self._average_odd_buffers(self.comm)
 
-    def _average_odd_buffers(self, comm: Comm | None = None) -> None:
+    def _average_odd_buffers(self, comm: Comm) -> None:
         for buffer in self.model.odd_buffers:
-            (comm or self.comm).all_reduce(buffer, "mean")
+            comm.all_reduce(buffer, "mean")
+
+    def _mean(
+        self,
+        payload: Payload,
+        weight: Weight,
+        count: Tensor,
+        comm: Comm | None = None,
+        algorithm: Algorithm = "native",
+    ) -> float:
+        comm = comm or self.comm
+        all_reduce = comm.all_reduce if algorithm == "native" else partial(ALGORITHMS[algorithm], comm)
+        return weighted_mean(payload, weight, comm, all_reduce, count)
 
     def optimizer_state(self) -> Sequence[Tensor]:
         """The optimizer's vectors, such as momentum: what is as long as a parameter."""
@@ -155,15 +203,3 @@ class Worker:
             for value in state.values()
             if isinstance(value, Tensor) and value.dim() > 0
         ]
-
-    def _weighted_mean(self, vector: Weighted, weight: float, comm: Comm | None = None) -> float:
-        """Replace `vector` by its mean over the ranks; returns the sum of the weights."""
-        if (comm or self.comm).size == 1:
-            return weight
-        vector.values.mul_(weight)
-        vector.weight.fill_(weight)
-        (comm.all_reduce if comm else self.all_reduce)(vector.buffer)
-        total = vector.weight.item()
-        assert total > 0, "a weighted mean needs a sample"
-        vector.values.div_(total)
-        return total

@@ -2,112 +2,125 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from hocket.core.comm import Comm, Rank
+from hocket import optim
 from hocket.core.errors import CommError, UserError
-from hocket.drivers.own_loop import Loop
+from hocket.drivers.course import Course
+from hocket.drivers.schedule import Schedule
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.family import BROKEN_LOCK, Kernel
 from hocket.measure.losses import Losses
-from hocket.run.spec import RunSpec
 from hocket.tasks import SampleSet, Task
 from hocket.tasks.base import compiled
 
+_making = threading.Lock()
+_kernels: WeakKeyDictionary[SampleSet, Kernel | None] = WeakKeyDictionary()
 
-def kernel_for(spec: RunSpec, task: Task, train: SampleSet) -> Kernel | None:
-    """The compiled worker that fits a run, if there is one."""
-    if "shared-memory" not in spec.make_strategy().needs or spec.device != "cpu":
-        return None
-    kernel = compiled(task.build_model(spec.seed), task.loss, train)
-    if kernel is None or (spec.optimizer or task.optimizer) != "sgd" or spec.warmup:
-        return None
-    momentum = task.momentum if spec.momentum is None else spec.momentum
+
+def kernel_for(task: Task, train: SampleSet, seed: int) -> Kernel | None:
+    """The compiled worker that fits a task, if there is one. All threads share it, and so its data."""
+    with _making:
+        if train not in _kernels:
+            _kernels[train] = compiled(task.build_model(seed), task.loss, train)
+        return _kernels[train]
+
+
+def check_momentum(kernel: Kernel, momentum: float, task: str) -> None:
     if momentum and not kernel.takes_momentum:
         raise UserError(
-            f"the compiled workers of task {spec.task.partition(':')[0]} change only what a sample touches, and hold "
+            f"the compiled workers of task {task.partition(':')[0]} change only what a sample touches, and hold "
             "no momentum, which would change everything; use --momentum 0, or --engine mpi"
         )
-    return kernel
 
 
-class CompiledLoop(Loop):
-    """The workers run an epoch each by themselves, then meet."""
+class CompiledWorkers:
+    """A source of steps: a worker takes batches of an epoch by itself, gradients and updates in one, then all meet.
 
-    def __init__(
-        self, rank: Rank, workers: Comm, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet, kernel: Kernel
-    ) -> None:
-        super().__init__(rank, workers, spec, task, train, test)
-        assert spec.batch and spec.momentum is not None
-        assert kernel.dim == self._model.x.numel(), "the kernel computes another model"
+    The strategy's own worker begins and ends as everywhere; what it would do for each gradient is what is compiled.
+    """
+
+    def __init__(self, course: Course, task: Task, train: SampleSet) -> None:
+        self._course, self._session, plan = course, course.session, course.plan
+        kernel = kernel_for(task, train, plan.seed)
+        assert kernel is not None and kernel.dim == course.gradients.replica.x.numel(), "the kernel is another model's"
         self._kernel = kernel
-        self._thread = kernel.worker(workers.rank, spec.batch, spec.momentum)
-        self._epochs_done = 0
+        self._thread = kernel.worker(self._session.group.rank, plan.batch, plan.momentum)
+        self._lost = 0
+        """Batches that were handed out when the run was stopped, and not trained on."""
 
-    @property
-    def meets(self) -> bool:
-        return True
-
-    def run(self) -> dict[str, Any]:
-        if self._worker.rank == 0:
-            self._rank.status.operation = "compile"
-            began = time.perf_counter()
-            self._kernel.compile()
-            self._compile_s = time.perf_counter() - began
-            self._rank.status.operation = "compute"
-        self._workers.barrier()
+    def run(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> dict[str, Any]:
+        course, session, status = self._course, self._session, self._course.status
+        status.operation = "compile"
+        began = time.perf_counter()
+        self._kernel.compile()  # by all, who wait for each other inside, and not at a barrier with a deadline
+        session.compile_s = time.perf_counter() - began
+        status.operation = "compute"
         with self._kernel.running():
-            return super().run()
+            session.begin(course.gradients.replica)
+            session.work(optimizer, optim.step_of(optimizer))
+            self._shared: Any = session.worker.shared
+            course.rank.brake.on_stop = self._shared.stop
+            saved = course.begin(schedule)
+            if saved:
+                self._thread.load_state(saved["thread"])
+            self._train(*(saved["at"] if saved else (0, 0)))
+            session.end()
+            return course.end({"consensus_distance": None})
 
-    def _train_epochs(self) -> dict[str, Any]:
-        steps, batch = self._shards.steps, self._spec.batch
-        assert batch
-        left = self._total_steps
-        while left > 0:
-            self._run_epoch(left * batch * self._worker.size)
-            left -= steps
-            if left > 0 and self._pulse(final=False):
-                break
-        return {"consensus_distance": None}
+    def _train(self, epoch: int, batches: int) -> None:
+        """From so many batches of an epoch on."""
+        course, plan, steps = self._course, self._course.plan, self._course.shards.steps
+        last = -(-plan.steps // steps)
+        while epoch < last:
+            wanted = min(plan.steps - epoch * steps, steps) * plan.batch * plan.workers
+            handed_out = self._run_epoch(epoch, batches, wanted)
+            stopped = course.rank.brake.purpose == "stop"
+            at = (epoch, handed_out) if stopped and handed_out * plan.batch < wanted else (epoch + 1, 0)
+            epoch, batches = at
 
-    def _run_epoch(self, samples: int) -> None:
-        """Take batches of this epoch, of its first `samples` at most, until none is left."""
-        shared: Any = self._worker.shared
-        status, clock = self._rank.status, self._rank.clock
-        status.stop()
-        epoch = self._epochs_done
-        self._epochs_done += 1
-        with clock.paused():
-            order = self._shards.order(epoch).numpy()[:samples]
-            if self._worker.rank == 0:
-                shared.vector.control[NEXT] = 0
-            self._workers.barrier()
-        began_s, began_ns = clock.now(), time.monotonic_ns()
-        end = self._thread.run_epoch(shared.vector, order, self._rate.at(epoch * self._shards.steps + 1))
+            def position(at: tuple[int, int] = at) -> dict[str, Any]:
+                return {"at": list(at), "thread": self._thread.state()}
+
+            if epoch < last and not stopped:
+                self._read_shared()
+                if course.pulse(final=False):
+                    return
+            if (stopped or (epoch < last and course.saves_after(epoch))) and course.save(position):
+                return
+
+    def _run_epoch(self, epoch: int, first: int, samples: int) -> int:
+        """Take batches of this epoch, of its first `samples` at most, until none is left; returns where that was."""
+        course, shared, session = self._course, self._shared, self._session
+        course.status.stop()
+        with course.clock.paused():
+            order = course.shards.order(epoch).numpy()[:samples]
+            if session.worker.rank == 0:
+                shared.control[NEXT] = first
+            session.group.barrier()
+        began_s, began_ns = course.clock.now(), time.monotonic_ns()
+        end = self._thread.run_epoch(shared, order, course.schedule.at(epoch * course.shards.steps + 1))
         if end == BROKEN_LOCK:
-            raise CommError(f"worker {self._worker.rank} could not get the {self._strategy.name} before the deadline")
+            name = session.strategy.name
+            raise CommError(f"worker {session.worker.rank} could not get the {name} before the deadline")
         log = self._thread.log
-        self._trace.add("epoch", began_s, clock.now(), batches=len(log.loss))
-        seconds = began_s - self._began_s + torch.from_numpy(log.clock_ns - began_ns) / 1e9
+        session.trace.add("epoch", began_s, course.clock.now(), batches=len(log.loss))
+        seconds = began_s - course.began_s + torch.from_numpy(log.clock_ns - began_ns) / 1e9
         losses, counts = torch.from_numpy(log.loss).double(), torch.from_numpy(log.samples).double()
-        steps = torch.arange(len(losses)) + self._worker.step + 1
-        self._epoch_losses = Losses(losses, counts, seconds, steps)
-        self._worker.step += len(log.loss)
-        status.step = self._worker.step
-        status.samples += int(log.samples.sum())
+        steps = torch.arange(len(losses)) + session.worker.step + 1
+        course.ledger.add_all(Losses(losses, counts, seconds, steps))
+        session.count(len(log.loss), int(log.samples.sum()))
+        session.group.barrier()  # nobody hands out any more
+        return int(shared.control[NEXT])
 
-    def _look_back(self) -> None:
+    def _read_shared(self) -> None:
         """The shared vector as all workers have left it."""
-        if self._worker.rank == 0:
-            self._worker.shared.snapshot(self._model.x)
-        self._workers.broadcast(self._model.x)
-
-    def _take_losses(self) -> Losses:
-        taken, self._epoch_losses = self._epoch_losses, Losses.of([])
-        return taken
-
-    def _steps_done(self) -> int:
-        return min(self._epochs_done * self._shards.steps, self._total_steps)
+        x = self._course.gradients.replica.x
+        if self._session.worker.rank == 0:
+            self._shared.snapshot(x)
+        self._session.group.broadcast(x)

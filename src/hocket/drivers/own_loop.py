@@ -1,9 +1,7 @@
-"""The life of one rank in `hocket train`: Hocket's own training loop around a strategy."""
+"""Hocket's own training loop: the life of one rank in `hocket train`."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,45 +9,57 @@ import torch
 from torch import Tensor
 
 from hocket import optim
-from hocket.core.clock import RealClock
-from hocket.core.comm import Comm, Rank
+from hocket.core.comm import Rank
 from hocket.core.errors import UserError
-from hocket.core.replica import Gradient, Replica
-from hocket.core.shard import Shards
-from hocket.core.sharing import Sharing
-from hocket.core.worker import Steps, Worker
-from hocket.drivers.judge import Judge
-from hocket.drivers.schedule import Rate
-from hocket.drivers.serve import begin_together, serve
-from hocket.measure.losses import Losses, Milestones
-from hocket.measure.meter import Metered
+from hocket.core.message import Message
+from hocket.core.replica import Replica
+from hocket.drivers.course import Course
+from hocket.drivers.feed import Pool
+from hocket.drivers.gradients import WholeModel
+from hocket.drivers.plan import Plan
+from hocket.drivers.report import server_report
+from hocket.drivers.schedule import Schedule
+from hocket.drivers.session import FRAME, Session
 from hocket.measure.trace import Trace
-from hocket.run.spec import RunSpec, load_task
 from hocket.tasks import SampleSet, Task
 
-SHOWN_S = 1.0
-"""Compiling that takes longer than this is told to the user."""
 
-
-def run_program(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
-    """For engines that start fresh processes: the spec says it all."""
-    spec = RunSpec(**argument)
-    task = load_task(spec.task, spec.seed, spec.data, spec.test_data)
-    return run_rank(rank, spec, task, *task.load())
-
-
-def run_rank(rank: Rank, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
+def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
     """One rank's part in a run: the first are workers, those behind them servers."""
-    assert spec.workers and spec.batch
-    group = rank.comm.split(rank.comm.rank >= spec.workers) if spec.make_strategy().server_ranks() else rank.comm
-    if rank.comm.rank >= spec.workers:
-        return serve(rank, group, spec, task, Shards(len(train), spec.workers, spec.batch, spec.seed).steps)
-    if spec.engine and spec.engine.partition(":")[0] == "threads":
-        from hocket.drivers.compiled import CompiledLoop, kernel_for  # Numba takes half a second to import
+    device = device_of(plan.device, rank.comm.rank)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # or the speed-up over one worker is fake
+    session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))
+    replica = Replica(task.build_model(plan.seed), device)
+    if session.is_server:
+        return _serve(session, plan, replica)
+    course = Course(session, plan, task, WholeModel(task, replica, train.to(device)), train, test.to(device))
+    optimizer = optim.make(plan.optimizer, replica, plan.lr, plan.momentum)
+    schedule = Schedule(plan, optimizer, course.shards.steps)
+    if plan.compiled:
+        from hocket.drivers.compiled import CompiledWorkers  # Numba takes half a second to import
 
-        if kernel := kernel_for(spec, task, train):
-            return CompiledLoop(rank, group, spec, task, train, test, kernel).run()
-    return Loop(rank, group, spec, task, train, test).run()
+        return CompiledWorkers(course, task, train).run(optimizer, schedule)
+    pool = None
+    if not plan.made_strategy.lockstep:
+        tickets = course.shards.steps * plan.workers
+        pool = Pool(session.group, plan.steps * plan.workers, plan.checkpoint.epochs * tickets)
+    session.begin(replica)
+    session.work(optimizer, optim.step_of(optimizer))
+    position = course.begin(schedule)
+    return train_in_step(course, position) if pool is None else FromPool(course, pool, position).run()
+
+
+def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:
+    """The life of a server rank."""
+    session.begin(replica)
+    x, g = session.part_of(replica.x), session.part_of(replica.g)
+    optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
+    clock = session.rank.clock
+    began_s = session.trace.origin_s = clock.now()
+    server = session.serve(x, g, optimizer, optim.step_of(optimizer))
+    session.rank.tell("events", {"events": session.trace.take()}, b"")
+    return server_report(session, server, clock.now() - began_s)
 
 
 def device_of(name: str, rank: int) -> torch.device:
@@ -63,265 +73,154 @@ def device_of(name: str, rank: int) -> torch.device:
     return torch.device(name if ":" in name else f"cuda:{rank % torch.cuda.device_count()}")
 
 
-class Loop:
-    """Trains one replica, has it judged at the end of every epoch, and tells what happened."""
+def train_in_step(course: Course, saved: dict[str, Any] | None) -> dict[str, Any]:
+    """All workers take their steps together, each with its own share, and meet at the end of every epoch."""
+    session, steps, total = course.session, course.shards.steps, course.plan.steps
+    brake, me = course.rank.brake, session.worker.rank
+    judged = saved["judged"] if saved else 0  # the step at which the model was last looked at
 
-    def __init__(self, rank: Rank, workers: Comm, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> None:
-        assert spec.workers and spec.batch and spec.lr and spec.optimizer and spec.momentum is not None
-        self._rank, self._workers, self._spec, self._task = rank, workers, spec, task
-        self._strategy = spec.make_strategy()
-        self._device = device_of(spec.device, rank.comm.rank)
-        self._train = train.to(self._device)
-        self._model = Replica(task.build_model(spec.seed), self._device)
-        self._judge = Judge(rank, workers, task, self._model, self._train, test.to(self._device))
-        optimizer = optim.make(spec.optimizer, self._model, spec.lr, spec.momentum)
-        self._trace = Trace(spec.trace)
-        world = Metered(rank.comm, rank.clock, rank.status, self._trace)
-        has_servers = workers is not rank.comm
-        self._comm = Metered(workers, rank.clock, rank.status, self._trace, world.totals) if has_servers else world
-        step = optim.step_of(optimizer)
-        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed, step, world)
-        self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
-        self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
-        """Steps of this run, if all workers took equally many."""
-        self._losses: list[tuple[Tensor, int, float, int]] = []
-        """Loss, samples, time and number of each step of this epoch; left on the device, since asking would wait."""
-        self._rate = Rate(spec, optimizer, self._shards.steps)
-        self._snapshots: list[tuple[int, float, Tensor, Losses]] = []
-        self._verdict = "finished"
-        self._diverged_at: int | None = None
-        self._train_loss = math.nan
-        self._compile_s = 0.0
+    def position() -> dict[str, Any]:
+        return {"judged": judged}
 
-    @property
-    def meets(self) -> bool:
-        """Whether all workers are together at the end of an epoch."""
-        return self._strategy.lockstep
+    for step in range(session.worker.step, total):
+        if step % steps == 0 and step != judged:
+            judged = step
+            if course.pulse(final=False):
+                break
+            if course.saves_after(step // steps) and course.save(position):
+                break
+        course.train_on(step // steps, step % steps, me)
+        course.mind_the_clock()
+        if brake.pauses_after(step + 1) and course.save(position):
+            break
+    before = course.gradients.replica.values.clone()
+    session.end()
+    return course.end(course.own_replica(before))
+
+
+class FromPool:
+    """Each worker takes the next batch as soon as it has done with the last, and nobody waits for an epoch to end.
+
+    At the first batch of an epoch somebody looks at the model that the run would return if it ended there: whoever
+    has drawn it where that model lies in one place, else worker 0, to whom all send their replicas.
+    """
+
+    def __init__(self, course: Course, pool: Pool, saved: dict[str, Any] | None) -> None:
+        self._course, self._pool, self._me = course, pool, course.session.worker.rank
+        self._tickets = course.shards.steps * course.plan.workers
+        """Of an epoch."""
+        strategy = course.session.strategy
+        self._scattered = not strategy.server_ranks() and "shared-memory" not in strategy.needs
+        """Whether what counts is the mean of all replicas."""
+        self._epoch = self._heard = 0
+        self._sums: dict[int, list[Any]] = {}
+        """Worker 0, by epoch: the sum of the replicas that have come in, how many, and when it passed itself."""
+        if saved:
+            pool.load_state(saved["pool"])
+            self._epoch, self._heard, self._sums = saved["epoch"], saved["heard"], saved["sums"]
+            course.session.group.barrier()
 
     def run(self) -> dict[str, Any]:
-        rank, clock = self._rank, self._rank.clock
-        if self._device.type == "cpu":
-            torch.set_num_threads(1)  # or the speed-up over one worker is fake
-        self._pool = None if self._strategy.lockstep else self._workers.counter()
-        begin_together(rank, self._model)
-        sharing = self._strategy.sharing(self._model.x.numel(), self._worker.size)
-        if sharing is not None:
-            self._share(sharing)
-        with clock.paused():
-            self._milestones = Milestones(self._judge.initial_loss())
-            self._workers.barrier()
-        # For dropout and the like; after the barrier, since ranks that are threads share torch's generator.
-        torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)
-        began_s = self._began_s = self._trace.origin_s = clock.now()
-        self._real = RealClock()
-        own = self._train_epochs()
-        self._pulse(final=True)
-        seconds, real_seconds = clock.now() - began_s, self._real.now()
-        with clock.paused():
-            if self._pool:
-                self._pool.close()
-            self._comm.settle()
-            if rank.comm.rank == 0:
-                self._tell_model()
-            return self._report(seconds) | own | {"real_seconds": real_seconds}
+        course, session = self._course, self._course.session
+        steps = course.shards.steps
+        for ticket in self._drawn():
+            step, share = divmod(ticket, course.plan.workers)
+            course.train_on(step // steps, step % steps, share)
+        before = course.gradients.replica.values.clone()
+        session.end()
+        known: dict[str, Any] = {"consensus_distance": None}  # a worker has a copy of some age
+        if self._scattered:
+            with course.clock.free():
+                last = torch.tensor([self._epoch])
+                session.group.all_reduce(last, "max")
+                self._pass(int(last), before)
+                self._hear_all()
+            known = course.own_replica(before)
+        self._pool.close()
+        return course.end(known)
 
-    def _share(self, sharing: Sharing) -> None:
-        """Put the parameters into shared memory; what works on it may have to be compiled first."""
-        self._rank.status.operation = "compile"
-        began = time.perf_counter()
-        self._worker.shared = self._workers.share(sharing, self._model.x)
-        self._compile_s += time.perf_counter() - began
-        self._rank.status.operation = "compute"
-        if self._compile_s > SHOWN_S and self._rank.comm.rank == 0:
-            line = f"compiled in {self._compile_s:.1f} s (outside the clock; kept for the next run)"
-            self._rank.tell("note", {"line": line}, b"")
+    def _drawn(self) -> Iterator[int]:
+        """Tickets to train on."""
+        course, pool = self._course, self._pool
+        while True:
+            ticket = pool.draw()
+            if pool.must_meet(course.rank.brake):
+                if course.save(self._position):
+                    return
+                pool.rejoin()
+                continue
+            if ticket >= pool.total:
+                return
+            self._pass(ticket // self._tickets, course.gradients.replica.values)
+            if ticket and ticket % self._tickets == 0 and not self._scattered:
+                self._look(ticket // course.plan.workers)
+            if self._scattered and self._me == 0:
+                self._hear()
+            yield ticket
+            pool.spend()
+            course.mind_the_clock()
 
-    def _train_epochs(self) -> dict[str, Any]:
-        """All the training; returns what is known of this replica before the farewell."""
-        steps = self._strategy.worker(self._worker)
-        next(steps)
-        for done in self._epochs(steps):
-            if not self.meets:
-                self._remember(done)
-            elif self._pulse(final=False):
-                break
-        before = self._model.replica.clone()
-        try:
-            steps.send(None)
-            raise AssertionError("a strategy must end when it is sent None")
-        except StopIteration:
-            pass
-        if not self.meets and ("shared-memory" in self._strategy.needs or self._strategy.server_ranks()):
-            return {"consensus_distance": None}  # what counts is in one place; a worker has a copy of some age
-        with self._rank.clock.paused(), self._real.paused():
-            return self._judge.own_replica(before)
+    def _look(self, step: int) -> None:
+        """Judge what the strategy would return now."""
+        course = self._course
+        now = course.clock.now() - course.began_s
+        with course.clock.free():
+            x = course.session.strategy.consensus(course.session.worker)
+        assert x is not None, "what counts lies in one place"
+        if course.judge_alone(step, now, x):
+            self._pool.empty()
 
-    def _assignments(self) -> Iterator[tuple[int, int, int]]:
-        """The epoch, step and share of each batch that this worker computes.
+    def _pass(self, epoch: int, values: Tensor) -> None:
+        """This worker goes on to an epoch, with a replica that has these values."""
+        course = self._course
+        while self._epoch < epoch:
+            course.close_epoch(self._epoch)
+            self._epoch += 1
+            if not self._scattered:
+                continue
+            if self._me == 0:
+                self._add(self._epoch, values, course.clock.now() - course.began_s)
+            else:
+                with course.clock.free():
+                    course.session.group.isend(0, Message("replica", (self._epoch,), (values,)), FRAME)
 
-        Where all take their steps together, each has its own share. Else there is one pool of batches, in the same
-        order: who is fast takes more of them.
-        """
-        total, steps, workers = self._total_steps, self._shards.steps, self._worker.size
-        if self._strategy.lockstep:
-            for step in range(total):
-                yield step // steps, step % steps, self._worker.rank
-            return
-        assert self._pool is not None
-        while (ticket := self._pool.take()) < total * workers:
-            step, share = divmod(ticket, workers)
-            yield step // steps, step % steps, share
+    def _hear(self, timeout: float | None = 0.0) -> None:
+        """Worker 0 takes in replicas that others have sent; without a time-out, the next one."""
+        group = self._course.session.group
+        with self._course.clock.free():
+            try:
+                while True:
+                    _, msg = group.recv(tag=FRAME, timeout=timeout)
+                    self._heard += 1
+                    self._add(msg.ints[0], msg.tensors[0], 0.0)
+                    if timeout is None:
+                        return
+            except TimeoutError:
+                return
 
-    def _epochs(self, steps: Steps) -> Iterator[int]:
-        """Feed the strategy; pause after each epoch but the last, with the number of epochs that are done."""
-        worker, status, clock = self._worker, self._rank.status, self._rank.clock
-        model, module, loss_of = self._model, self._model.model, self._task.loss
-        assert self._spec.batch
-        gradient = Gradient(model.gradient, 0)
-        part = 1.0 / self._spec.batch
-        module.train()
-        done = 0
-        for epoch, step, share in self._assignments():
-            while done < epoch:
-                done += 1
-                yield done
-            status.stop()
-            began = clock.now()
-            index = self._shards.batch(epoch, step, share)
-            samples = len(index)
-            model.g.zero_()
-            if samples:
-                inputs, targets = self._train.take(index)
-                loss = loss_of(module(inputs.to(self._device)), targets.to(self._device))
-                torch.autograd.backward(loss)
-                self._losses.append((loss.detach(), samples, began - self._began_s, worker.step + 1))
-            clock.charge(samples * part)
-            worker.step += 1
-            status.step = worker.step
-            status.samples += samples
-            self._trace.add("gradient", began, clock.now(), step=worker.step, samples=samples)
-            gradient.samples = samples
-            gradient.step_samples = self._shards.step_samples(step)
-            self._rate.set(epoch * self._shards.steps + step + 1)
-            steps.send(gradient)
-        while done < (self._total_steps - 1) // self._shards.steps:
-            done += 1
-            yield done
+    def _hear_all(self) -> None:
+        """Worker 0 takes in all replicas that were sent; all workers call it together."""
+        passed = torch.tensor([self._epoch if self._me else 0])
+        self._course.session.group.all_reduce(passed)
+        while self._me == 0 and self._heard < int(passed):
+            self._hear(timeout=None)
 
-    def _pulse(self, *, final: bool) -> bool:
-        """The end of an epoch: all ranks meet, the model is evaluated outside the clock. True ends the run."""
-        rank, clock = self._rank, self._rank.clock
-        with clock.free():
-            self._comm.barrier()  # inside the clock: who is early waits
-        now = clock.now() - self._began_s
-        with clock.paused(), self._real.paused():
-            self._look_back()
-            train_loss, diverged = self._epoch_loss(self._take_losses())
-            rank.status.loss = train_loss
-            replica = self._model.replica if final else self._judge.mean_replica()
-            test_loss, metric = self._judge.evaluate(replica)
-            self._record(self._steps_done(), now, train_loss, test_loss, metric)
-            if diverged:
-                self._verdict = "diverged"
-            elif self._spec.target is not None and self._task.reached(metric, self._spec.target):
-                self._verdict = "reached-target"
-            if events := self._trace.take():
-                rank.tell("events", {"events": events}, b"")
-            self._workers.barrier()
-        return self._verdict != "finished"
+    def _add(self, epoch: int, values: Tensor, now: float) -> None:
+        """Count a replica in; who has all of an epoch judges their mean."""
+        course = self._course
+        found = self._sums.setdefault(epoch, [torch.zeros_like(course.gradients.replica.values), 0, 0.0])
+        found[0] += values.to(found[0].device)
+        found[1] += 1
+        found[2] = max(found[2], now)
+        if found[1] == course.plan.workers:
+            mean, count, when = self._sums.pop(epoch)
+            if course.judge_alone(epoch * course.shards.steps, when, mean / count):
+                self._pool.empty()
 
-    def _steps_done(self) -> int:
-        """Steps of this run so far; where workers do not meet, it is only asked in the end."""
-        return self._worker.step if self._strategy.lockstep else self._total_steps
-
-    def _take_losses(self) -> Losses:
-        """The losses since the last time."""
-        entries, self._losses = self._losses, []
-        return Losses.of(entries)
-
-    def _remember(self, epochs_done: int) -> None:
-        """The end of an epoch where workers do not meet: what there is to evaluate is looked at in the end."""
-        with self._rank.clock.paused(), self._real.paused():
-            now = self._rank.clock.now() - self._began_s
-            step = epochs_done * self._shards.steps
-            self._snapshots.append((step, now, self._model.replica.clone(), self._take_losses()))
-            if events := self._trace.take():
-                self._rank.tell("events", {"events": events}, b"")
-
-    def _look_back(self) -> None:
-        """Evaluate the mean of what the workers had after each epoch; an epoch ends when the last is through it."""
-        for step, now, replica, losses in self._snapshots:
-            train_loss, diverged = self._epoch_loss(losses)
-            if self._workers.size > 1:
-                self._workers.all_reduce(replica, "mean")
-            end = torch.tensor([now], dtype=torch.float64)
-            self._workers.all_reduce(end, "max")
-            test_loss, metric = self._judge.evaluate(replica)
-            self._record(step, float(end), train_loss, test_loss, metric)
-            if diverged:
-                self._verdict = "diverged"
-        self._snapshots = []
-
-    def _record(self, step: int, now: float, train_loss: float, test_loss: float, metric: float) -> None:
-        self._judge.record(step, step / self._shards.steps, now, train_loss, test_loss, metric)
-
-    def _epoch_loss(self, losses: Losses) -> tuple[float, bool]:
-        """The mean training loss of an epoch, over all ranks, and whether any loss was not finite."""
-        self._milestones.see(losses)
-        if self._diverged_at is None:
-            self._diverged_at = losses.diverged_at()
-        sums = losses.sums()
-        self._workers.all_reduce(sums)
-        if sums[1]:
-            self._train_loss = float(sums[0] / sums[1])
-        return self._train_loss, bool(sums[2])
-
-    def _tell_model(self) -> None:
-        from safetensors.torch import save
-
-        state = self._model.model.state_dict()
-        self._rank.tell("model", {}, save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}))
-
-    def _report(self, seconds: float) -> dict[str, Any]:
-        totals = self._comm.totals
-        busy = totals.communication_s + totals.waiting_s
-        report = {
-            "seconds": seconds,
-            "steps": self._worker.step,
-            "steps_done": self._steps_done(),
-            "epochs": self._steps_done() / self._shards.steps,
-            "samples": self._rank.status.samples,
-            "compute": max(seconds - busy, 0.0),
-            "communication": totals.communication_s,
-            "waiting": totals.waiting_s,
-            "bytes_sent": totals.bytes_sent,
-            "messages": totals.messages,
-            "staleness": {str(k): v for k, v in self._worker.staleness.items()},
-            "time_to_loss": {f"{part:g}": now for part, now in self._milestones.seconds.items()},
-            "dropped_events": self._trace.dropped,
-            "parameters": self._model.x.numel(),
-            "verdict": self._verdict,
-            "diverged_at_step": self._diverged_at,
-            "curve": self._judge.curve,
-        }
-        return report | (self._shared_memory(seconds) if "shared-memory" in self._strategy.needs else {})
-
-    def _shared_memory(self, seconds: float) -> dict[str, Any]:
-        """What happened to the shared vector; its staleness counts, not that of the steps by which workers find
-        their way. Rank 0 speaks for all."""
-        if self._rank.comm.rank:
-            return {"staleness": {}}
-        found = self._worker.shared.statistics()
-        return {
-            "staleness": {str(k): v for k, v in found.staleness.items()},
-            "compile_seconds": self._compile_s,
-            "shared": {
-                "updates": found.updates,
-                "updates_per_s": found.updates / max(seconds, 1e-9),
-                "dropped": found.dropped,
-                "failed_tries": {str(k): v for k, v in sorted(found.tries.items())},
-                "lock_wait_s": found.lock_wait_s,
-                "peak_vectors": found.peak_vectors,
-                "recovered_locks": found.recovered,
-            },
-        }
+    def _position(self) -> dict[str, Any]:
+        """Where all are when they meet, each with a ticket in its hand."""
+        self._pool.met()
+        if self._scattered:
+            self._hear_all()
+        self._course.session.group.barrier()
+        return {"pool": self._pool.state(), "epoch": self._epoch, "heard": self._heard, "sums": self._sums}

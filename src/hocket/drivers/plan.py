@@ -61,6 +61,8 @@ class Plan:
     device: str
     trace: int
     """Events that each rank logs one by one."""
+    compiled: bool
+    """Whether workers are compiled as a whole."""
     checkpoint: Cadence
     resume: str
     """The checkpoint to go on from; empty is a new start."""

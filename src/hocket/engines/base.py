@@ -59,6 +59,8 @@ class Listener:
 
 TICK_S = 0.1
 """How often a listener's `tick` is called."""
+STOP_S = 10.0
+"""How long the ranks may take to save and to tell what there is, after they were asked to stop."""
 
 
 class Engine(ABC):

@@ -5,12 +5,9 @@ The two differ only in their `World`: how a rank waits, and what time a message 
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,15 +16,11 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, reduce_in_order
-from hocket.core.errors import Aborted, RankFailed
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request, reduce_in_order
+from hocket.core.errors import Aborted
 from hocket.core.message import Message
 from hocket.core.sharing import Shared, Sharing
 from hocket.core.status import Status
-from hocket.engines.base import TICK_S, Listener, Main, first_failure, operation_of
-
-PATIENCE_S = 1.0
-"""How long the ranks of a run that failed may take to end."""
 
 current = threading.local()
 """`current.rank` is the Rank of the thread that asks, where it is one."""
@@ -271,8 +264,8 @@ class LocalComm:
         return LocalComm(self._world, context, members, ranks.index(self.rank))
 
     def counter(self) -> LocalCounter:
-        numbers = self._meet("counter", None, 0, lambda parts: [itertools.count()] * self.size)()
-        return LocalCounter(self._world, self._me, numbers)
+        number = self._meet("counter", None, 0, lambda parts: [[0]] * self.size)()
+        return LocalCounter(self._world, self._me, number)
 
     def share(self, sharing: Sharing, x: Tensor) -> Shared:
         def combine(parts: list[Tensor]) -> list[Any]:
@@ -288,12 +281,15 @@ class LocalCounter:
 
     world: World
     rank: int
-    numbers: Iterator[int]
+    number: list[int]
 
-    def take(self) -> int:
+    def take(self, count: int = 1) -> int:
         with self.world.exclusive():
-            self.world.catch_up(self.rank)
-            return next(self.numbers)
+            if count == 1:  # else it is a sign to the others, which must not wait for what is earlier
+                self.world.catch_up(self.rank)
+            before = self.number[0]
+            self.number[0] += count
+            return before
 
     def close(self) -> None:
         pass
@@ -306,62 +302,3 @@ def _nbytes(x: Tensor) -> int:
 def _assign(x: Tensor, value: Tensor) -> None:
     with torch.no_grad():
         x.copy_(value)
-
-
-def _join(threads: Sequence[threading.Thread], patience_s: float | None) -> None:
-    """Wait for all; after a failure one may be stuck in the user's code: it is a daemon, so leave it."""
-    until = None if patience_s is None else time.monotonic() + patience_s
-    for thread in threads:
-        thread.join(None if until is None else max(until - time.monotonic(), 0.0))
-
-
-def run_threads(world: World, main: Main, listener: Listener) -> list[Any]:
-    """Run `main` on one thread a rank; the caller's thread keeps the listener informed."""
-    results: list[Any] = [None] * world.size
-    failures: list[RankFailed] = []
-    hearing = threading.Lock()
-    done = threading.Semaphore(0)
-
-    def body(number: int) -> None:
-        status = world.statuses[number]
-
-        def tell(kind: str, data: dict[str, Any], blob: bytes = b"") -> None:
-            with hearing:
-                listener.hear(number, kind, data, blob)
-
-        try:
-            world.thread_began(number)
-            comm = LocalComm(world, 0, range(world.size), number)
-            rank = Rank(comm, world.clock(number), tell, status)
-            current.rank = rank
-            results[number] = main(rank)
-        except BaseException as error:  # a rank that fails must not leave the others waiting
-            reason = f"{type(error).__name__}: {error}"
-            failures.append(RankFailed(number, operation_of(error, status), reason, traceback.format_exc()))
-            world.abort()
-        finally:
-            world.thread_ended(number)
-            done.release()
-
-    threads = [threading.Thread(target=body, args=(r,), name=f"rank-{r}", daemon=True) for r in range(world.size)]
-    try:
-        for thread in threads:
-            thread.start()
-        running = world.size
-        while running:
-            if done.acquire(timeout=TICK_S):
-                running -= 1
-            with hearing:
-                listener.tick(world.statuses)
-            if failures and not world.aborted:
-                world.abort()
-            if failures:
-                break
-        _join(threads, PATIENCE_S if failures else None)
-    except BaseException:
-        world.abort()
-        _join([t for t in threads if t.ident is not None], PATIENCE_S)
-        raise
-    if failures:
-        raise first_failure(failures)
-    return results

@@ -26,7 +26,8 @@ from hocket.core.sharing import Shared, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.base import Engine, Listener, Main, engine
-from hocket.engines.local import Envelope, Wait, World, run_threads
+from hocket.engines.crew import run_threads
+from hocket.engines.local import Envelope, Wait, World
 from hocket.engines.sim_memory import SimMemory, SimShared
 
 
@@ -106,14 +107,17 @@ class SimWorld(World):
         self._latency_s = seconds(sim.latency, "latency")
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
         self._memory_byte_s, self._block = 1 / bytes_per_second(sim.memory, "memory"), sim.block
-        self._compute = [compute_model(sim.compute, random.Random(f"{sim.seed}/{r}")) for r in range(size)]
+        self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]
+        self._compute = [compute_model(sim.compute, rng) for rng in self.random]
+        self._gradient: list[tuple[float, float] | None] = [None] * size  # under way: when it began, what it costs
         self._slow = [1.0] * size
         after = 1  # rank 0 comes last: it is the one that people look at
         for count, factor in sim.slowdowns(size):
             for rank in range(after, after + count):
                 self._slow[rank % (sim.workers or size)] = factor
             after += count
-        self._tie = random.Random(sim.ties).random if sim.ties else lambda: 0.0
+        self.tie_random = random.Random(sim.ties)
+        self._tie = self.tie_random.random if sim.ties else lambda: 0.0
 
         self.now_s = [0.0] * size
         self.free = [False] * size
@@ -237,15 +241,20 @@ class SimWorld(World):
 
     # What things cost.
 
-    def charge(self, rank: int, share: float) -> None:
-        cost_s = self._compute[rank]()
-        if cost_s is None:
-            cost_s = time.thread_time() - self._counted_s[rank]
+    def charge(self, rank: int, share: float, done: float) -> None:
+        if self._gradient[rank] is None:
+            drawn_s = self._compute[rank]()
+            self._gradient[rank] = (self.now_s[rank], -1.0 if drawn_s is None else drawn_s * share * self._slow[rank])
+        began_s, cost_s = self._gradient[rank] or (0.0, 0.0)
+        if done == 1:
+            self._gradient[rank] = None
+        if cost_s < 0:  # measured
+            now_s = self.now_s[rank] + (time.thread_time() - self._counted_s[rank]) * self._slow[rank]
             self.count_from_here(rank)
         else:
-            cost_s *= share
+            now_s = began_s + cost_s * done
         if not self.free[rank]:
-            self.now_s[rank] += cost_s * self._slow[rank]
+            self.now_s[rank] = max(self.now_s[rank], now_s)
         self.check()
 
     def count_from_here(self, rank: int) -> None:
@@ -325,16 +334,28 @@ class SimClock:
     def now(self) -> float:
         return self._world.now_s[self._rank]
 
-    def charge(self, share: float) -> None:
-        self._world.charge(self._rank, share)
+    def charge(self, share: float, done: float = 1.0) -> None:
+        self._world.charge(self._rank, share, done)
 
     @contextmanager
     def free(self) -> Iterator[None]:
+        before = self._world.free[self._rank]
         self._world.free[self._rank] = True
         try:
             yield
         finally:
-            self._world.free[self._rank] = False
+            self._world.free[self._rank] = before
             self._world.count_from_here(self._rank)
 
     paused = free
+
+    def state(self) -> dict[str, Any]:
+        world = self._world
+        drawn = [list(rng.getstate()[1]) for rng in (world.random[self._rank], world.tie_random)]
+        return {"now_s": self.now(), "random": drawn}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        world = self._world
+        world.now_s[self._rank] = max(state["now_s"], self.now())
+        for rng, drawn in zip((world.random[self._rank], world.tie_random), state.get("random", ()), strict=False):
+            rng.setstate((3, tuple(drawn), None))

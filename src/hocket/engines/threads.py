@@ -17,7 +17,8 @@ from hocket.core.errors import DeadlineExceeded
 from hocket.core.sharing import Shared, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
-from hocket.engines.local import Wait, World, run_threads
+from hocket.engines.crew import run_threads
+from hocket.engines.local import Wait, World
 
 
 @engine("threads")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hocket.core.state import State
+
 PARTS = (75.0, 50.0, 10.0, 5.0, 2.5)
 """Percent of the initial loss whose times are measured."""
 WINDOW = 2048
@@ -32,6 +34,14 @@ class Losses:
         values = torch.stack(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
         return cls(values, *rest.T)
 
+    def columns(self) -> list[Tensor]:
+        return [self.values, self.samples, self.seconds, self.steps]
+
+    def then(self, later: Losses) -> Losses:
+        """These, and later ones behind them."""
+        pairs = zip(self.columns(), later.columns(), strict=True)
+        return Losses(*(torch.cat([a.double(), b.double()]) for a, b in pairs))
+
     def sums(self) -> Tensor:
         """Sum of the samples' losses, number of samples, number of losses that are not finite: add up over workers."""
         bad = (~torch.isfinite(self.values)).sum().double()
@@ -43,12 +53,17 @@ class Losses:
         return int(self.steps[bad[0]]) if len(bad) else None
 
 
-class Milestones:
+class Milestones(State):
     """When the running mean of the loss first was at or below each part of the initial loss."""
 
+    seconds: dict[float, float]
+
     def __init__(self, initial: float) -> None:
-        self._initial = self._mean = initial
-        self.seconds: dict[float, float] = {}
+        super().__init__(initial=initial, mean=initial, seconds={})
+
+    def start(self, initial: float) -> None:
+        """The loss before the first step is known now."""
+        self.initial = self.mean = initial
 
     def see(self, losses: Losses) -> None:
         parts = [p for p in PARTS if p not in self.seconds]
@@ -57,6 +72,6 @@ class Milestones:
         ):
             if not parts:
                 return
-            self._mean += (1 - math.exp(-samples / WINDOW)) * (loss - self._mean)
-            while parts and self._mean <= self._initial * parts[0] / 100:
+            self.mean += (1 - math.exp(-samples / WINDOW)) * (loss - self.mean)
+            while parts and self.mean <= self.initial * parts[0] / 100:
                 self.seconds[parts.pop(0)] = now

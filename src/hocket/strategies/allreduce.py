@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
-from hocket.core.collectives import ALGORITHMS
+from hocket.core.collectives import Algorithm
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -15,7 +13,7 @@ from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 class AllReduce(Strategy):
     """Average the gradients at every step: n workers of batch b are one worker of batch n*b."""
 
-    algorithm: Literal["native", "ring", "halving", "tree"] = "native"
+    algorithm: Algorithm = "native"
     """`native` is the engine's own; the others are written out in messages (core/collectives.py)."""
 
     @property
@@ -23,9 +21,7 @@ class AllReduce(Strategy):
         return frozenset({"collectives", "messages"})
 
     def worker(self, w: Worker) -> Steps:
-        if self.algorithm != "native":
-            w.all_reduce = partial(ALGORITHMS[self.algorithm], w.comm)
         while (g := (yield)) is not None:
-            w.average(g)
+            w.average(g, self.algorithm)
             w.descend(g)
-        w.average_buffers()
+        w.average_buffers(self.algorithm)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from hocket.core.errors import UserError
+from hocket.core.means import Weight
+from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -35,18 +37,18 @@ class DiLoCo(Strategy):
             raise UserError(f"diloco: momentum must be at least 0 and less than 1, got {self.momentum:g}")
 
     def worker(self, w: Worker) -> Steps:
-        anchor = w.x.clone()  # the model that all workers set out from
-        velocity = torch.zeros_like(anchor)
-        samples = 0.0
+        anchor = w.keep("anchor", w.x.clone())  # the model that all workers set out from
+        velocity = w.keep("velocity", torch.zeros_like(anchor))
+        seen = w.keep("seen", State(since=Weight()))  # the samples since the last outer step
         while (g := (yield)) is not None:
             w.descend(g)
-            samples += g.samples
+            seen.since += g.weight
             if w.step % self.every == 0:
-                w.average_replicas(samples)
-                samples = 0.0
+                w.average_replicas(seen.since)
+                seen.since = Weight()
                 change = anchor - w.x  # old minus new: an outer gradient, to be descended
                 velocity.mul_(self.momentum).add_(change)
                 anchor.add_(change + self.momentum * velocity, alpha=-self.lr)
                 w.x.copy_(anchor)
         if w.step % self.every != 0:  # the farewell: everyone leaves with one model
-            w.average_replicas(samples)
+            w.average_replicas(seen.since)

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.message import Message
+from hocket.core.message import Lossy, Message
 from hocket.core.serving import Server
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
@@ -50,39 +50,38 @@ class Elastic(Strategy):
         while (g := (yield)) is not None:
             w.descend(g)
             if w.step % self.every == 0:
-                w.world.isend(centre, Message("replica", (), (w.x,)))
+                w.world.isend(centre, Message("replica", (), (Lossy(w.x, "replica"),)))
                 w.x -= w.world.recv(centre)[1].tensors[0]
         w.world.isend(centre, Message("done"))
         w.x.copy_(w.world.recv(centre)[1].tensors[0])  # the farewell: everyone leaves with the centre
         w.average_buffers()
 
+    def consensus(self, w: Worker) -> Tensor:
+        return w.served()
+
     def server(self, s: Server) -> None:
         alpha = self.beta / s.workers
-        active = list(range(s.workers))  # in the order of their turns
-        replicas: dict[int, Tensor] = {}
-        staleness = Staleness(self.stale, s.workers, s.staleness)
-        seen = [0] * s.workers  # the version of the centre when a worker was last there
-        centres: dict[int, Tensor] = {}  # and the centre itself
-        while active:
-            worker, msg = s.comm.recv()
-            match msg.kind:
-                case "replica":
-                    replicas[worker] = msg.tensors[0]
-                case "done":
-                    active.remove(worker)
-            while replicas and active:
-                turn = active[0] if self.order == "round-robin" else next(iter(replicas))
+        turns = s.keep("turns", list(range(s.workers)))  # who was last at the centre comes last
+        replicas: dict[int, Tensor] = s.keep("replicas", {})
+        staleness = s.keep("handling", Staleness(self.stale, s.workers, s.staleness))
+        seen = s.keep("seen", [0] * s.workers)  # the version of the centre when a worker was last there
+        centres: dict[int, Tensor] = s.keep("centres", {})  # and the centre itself
+        for worker, msg in s.requests():
+            if msg.kind == "replica":
+                replicas[worker] = msg.tensors[0]
+            while replicas:
+                turn = next(i for i in turns if i in s.active) if self.order == "round-robin" else next(iter(replicas))
                 if turn not in replicas:
                     break
                 tau = s.version - seen[turn]
                 d = staleness.temper(alpha * (replicas.pop(turn) - s.x), tau, s.x, centres.get(turn, s.x))
-                s.comm.isend(turn, Message("pull", (), (d,)))  # x_i <- x_i - d
+                s.comm.isend(turn, Message("pull", (), (Lossy(d, f"pull/{turn}"),)))  # x_i <- x_i - d
                 s.x += d
                 s.version += 1
                 s.log("update", worker=turn, read=seen[turn], version=s.version, staleness=tau)
                 seen[turn] = s.version
                 if staleness.needs_the_read():
                     centres[turn] = s.x.clone()
-                active.append(active.pop(active.index(turn)))
+                turns.append(turns.pop(turns.index(turn)))
         for i in range(s.workers):
             s.comm.isend(i, Message("centre", (), (s.x,))).wait()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.message import Message
+from hocket.core.message import Lossy, Message
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
@@ -62,7 +62,7 @@ class Gossip(Strategy):
                 yield from self.push_sum(w)
             case "pull" | "push":
                 yield from self.random_peers(w)
-        w.average_replicas(1.0)  # the farewell: everyone leaves with one model
+        w.average_replicas()  # the farewell: everyone leaves with one model
 
     def dpsgd(self, w: Worker) -> Steps:
         """x_i <- sum_j W_ij x_j, then a step along the gradient at x_i before the mixing (algorithm 1).
@@ -71,7 +71,7 @@ class Gossip(Strategy):
         """
         near = neighbours(self.graph, w.size, w.rank)
         while (g := (yield)) is not None:
-            mix(w.replica, exchange(w, near, Message("model", (), (w.replica,)), near))
+            mix(w, exchange(w, near, model_of(w), near))
             w.descend(g)
 
     def pairwise(self, w: Worker) -> Steps:
@@ -84,8 +84,9 @@ class Gossip(Strategy):
         """
         near = [j for j in neighbours(self.graph, w.size, w.rank) if (j + w.rank) % 2]
         asks = w.rank % 2 == 0
-        staleness = Staleness(self.stale, w.size)
-        idle, talking = set(near), set(near)  # neighbours that have no question of ours; that may still send
+        staleness = w.keep("handling", Staleness(self.stale, w.size))
+        # Neighbours that have no question of ours; that may still send
+        idle, talking = w.keep("idle", set(near)), w.keep("talking", set(near))
 
         def listen(timeout: float | None) -> bool:
             """Handle one message, if there is any."""
@@ -95,11 +96,15 @@ class Gossip(Strategy):
                 return False
             match msg.kind:
                 case "model":
-                    d = (w.replica - msg.tensors[0]) / 2
-                    w.comm.isend(j, Message("difference", (), (d,)))
-                    w.replica.sub_(d)
+                    x, buffers = msg.tensors
+                    d, d_buffers = (w.x - x) / 2, (w.model.buffers - buffers) / 2
+                    w.comm.isend(j, Message("difference", (), (Lossy(d, f"difference/{j}"), d_buffers)))
+                    w.x.sub_(d)
+                    w.model.buffers.sub_(d_buffers)
                 case "difference":
-                    w.replica.add_(msg.tensors[0])
+                    x, buffers = msg.tensors
+                    w.x.add_(x)
+                    w.model.buffers.add_(buffers)
                     idle.add(j)
                 case "done":
                     talking.discard(j)
@@ -112,7 +117,7 @@ class Gossip(Strategy):
             if asks and idle:
                 j = sorted(idle)[int(torch.randint(len(idle), (1,), generator=w.rng))]
                 idle.discard(j)
-                w.comm.isend(j, Message("model", (), (w.replica,)))
+                w.comm.isend(j, model_of(w))
             g.vector.copy_(staleness.temper(g.vector, averages, w.x, read))
             w.descend(g, averages)
         if asks:
@@ -126,7 +131,7 @@ class Gossip(Strategy):
 
     def push_sum(self, w: Worker) -> Steps:
         """The gradient is taken at z = x / weight; half of x and of the weight goes to one other (algorithm 1)."""
-        x, weight = w.x.clone(), torch.ones(1, dtype=w.x.dtype, device=w.x.device)
+        x, weight = w.keep("x", w.x.clone()), w.keep("weight", w.x.new_ones(1))
         reach = math.ceil(math.log2(w.size))
         while (g := (yield)) is not None:
             before = w.x.clone()
@@ -136,7 +141,7 @@ class Gossip(Strategy):
             x /= 2
             weight /= 2
             to, source = (w.rank + hop) % w.size, (w.rank - hop) % w.size
-            ((x_in, weight_in),) = exchange(w, [to], Message("half", (), (x, weight)), [source])
+            ((x_in, weight_in),) = exchange(w, [to], Message("half", (), (Lossy(x, "half"), weight)), [source])
             x += x_in
             weight += weight_in
             torch.div(x, weight, out=w.x)
@@ -149,7 +154,7 @@ class Gossip(Strategy):
             chosen = ((torch.arange(w.size) + offset) % w.size).tolist()
             choosers = [r for r in range(w.size) if chosen[r] == w.rank]
             to, sources = (choosers, [chosen[w.rank]]) if self.kind == "pull" else ([chosen[w.rank]], choosers)
-            mix(w.replica, exchange(w, to, Message("model", (), (w.replica,)), sources))
+            mix(w, exchange(w, to, model_of(w), sources))
             w.descend(g)
 
 
@@ -173,11 +178,17 @@ def neighbours(graph: Graph, n: int, i: int) -> list[int]:
     return sorted({j % n for j in near} - {i})
 
 
-def mix(x: Tensor, others: Sequence[tuple[Tensor, ...]]) -> None:
-    """Replace `x` by the mean of itself and the others."""
-    for (other,) in others:
-        x += other
-    x /= 1 + len(others)
+def model_of(w: Worker) -> Message:
+    """A replica on its way: parameters, and statistics that must arrive as they are."""
+    return Message("model", (), (Lossy(w.x, "model"), w.model.buffers))
+
+
+def mix(w: Worker, others: Sequence[tuple[Tensor, ...]]) -> None:
+    """Replace the replica by the mean of itself and the others."""
+    for x, buffers in others:
+        w.x += x
+        w.model.buffers += buffers
+    w.replica /= 1 + len(others)
 
 
 def exchange(w: Worker, to: Sequence[int], msg: Message, sources: Sequence[int]) -> list[tuple[Tensor, ...]]:

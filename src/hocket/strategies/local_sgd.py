@@ -7,6 +7,8 @@ from typing import Literal
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
+from hocket.core.means import Weight
+from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -39,26 +41,26 @@ class LocalSGD(Strategy):
 
     def worker(self, w: Worker) -> Steps:
         group = w.comm.split(w.rank // self.group) if self.group else w.comm
-        in_group = in_all = 0.0  # samples since the last average
-        rounds = met_all = 0
+        # The samples since the last average, in the group and of all; averages; the step at which all last met
+        now = w.keep("now", State(in_group=Weight(), in_all=Weight(), rounds=0, met_all=0))
         while (g := (yield)) is not None:
             w.descend(g)
-            in_group += g.samples
-            in_all += g.samples
+            now.in_group += Weight(g.samples, None)
+            now.in_all += g.weight
             if w.step > self.post_local and w.step % self.every != 0:
                 continue
-            rounds += 1
-            if self.group == 0 or w.step <= self.post_local or rounds % self.between == 0:
-                self.average(w, w.comm, in_all)
-                in_all, met_all = 0.0, w.step
+            now.rounds += 1
+            if self.group == 0 or w.step <= self.post_local or now.rounds % self.between == 0:
+                self.average(w, w.comm, now.in_all)
+                now.in_all, now.met_all = Weight(), w.step
             else:
-                self.average(w, group, in_group)
-            in_group = 0.0
-        if met_all != w.step:
-            self.average(w, w.comm, in_all)  # the farewell: everyone leaves with one model
+                self.average(w, group, now.in_group)
+            now.in_group = Weight()
+        if now.met_all != w.step:
+            self.average(w, w.comm, now.in_all)  # the farewell: everyone leaves with one model
 
-    def average(self, w: Worker, comm: Comm, samples: float) -> None:
-        w.average_replicas(samples, comm)
+    def average(self, w: Worker, comm: Comm, weight: Weight) -> None:
+        w.average_replicas(weight, comm)
         for state in w.optimizer_state():
             match self.momentum:
                 case "average":

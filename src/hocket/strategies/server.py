@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.message import Message
+from hocket.core.means import Weight
+from hocket.core.message import Lossy, Message
 from hocket.core.serving import Server, parts
 from hocket.core.staleness import Handling, Staleness
+from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -72,23 +75,25 @@ class ParameterServer(Strategy):
 
     def worker(self, w: Worker) -> Steps:
         x, ranks = parts(w.x, self.servers), range(w.size, w.size + self.servers)
-        read = [0] * self.servers  # the version of each part that the gradient is computed at
-        # The sum of the gradients since the last push, of their samples, and of all workers' samples of these steps
-        pushed, samples, step_samples = w.x.new_zeros(()), 0.0, 0.0
+        read = w.keep("read", [0] * self.servers)  # the version of each part that the gradient is computed at
+        # The sum of the gradients since the last push, and what it stands for
+        pushed = w.keep("pushed", torch.zeros_like(w.x) if self.push_every > 1 else w.x.new_zeros(()))
+        since = w.keep("since", State(push=Weight()))
 
-        def push(reply: bool) -> None:
-            for k, part in enumerate(parts(pushed, self.servers)):
-                w.world.isend(
-                    ranks[k], Message("push", (read[k], int(samples), int(step_samples), int(reply)), (part,))
-                )
+        def push(gradient: Tensor, reply: bool) -> None:
+            ints = int(since.push.samples), int(since.push.of_all or since.push.samples), int(reply)
+            for k, part in enumerate(parts(gradient, self.servers)):
+                message = Message("push", (read[k], *ints), (Lossy(part, f"push/{k}"), w.hyperparameters()))
+                w.world.isend(ranks[k], message)
+            since.push = Weight()
 
         while (g := (yield)) is not None:
             pushes, fetches = w.step % self.push_every == 0, w.step % self.fetch_every == 0
-            pushed = g.vector if self.push_every == 1 else pushed + g.vector
-            samples, step_samples = samples + g.samples, step_samples + g.step_samples
+            since.push += g.weight
+            total = g.vector if self.push_every == 1 else pushed.add_(g.vector)
             if pushes:
-                push(reply=fetches)
-                pushed, samples, step_samples = w.x.new_zeros(()), 0.0, 0.0
+                push(total, reply=fetches)
+                pushed.zero_()
             elif fetches:
                 for rank in ranks:
                     w.world.isend(rank, Message("fetch"))
@@ -99,22 +104,24 @@ class ParameterServer(Strategy):
                     read[k] = model.ints[0]
             else:
                 w.descend(g)
-        if samples:
-            push(reply=False)
+        if since.push.samples:
+            push(pushed, reply=False)
         for rank in ranks:
             w.world.isend(rank, Message("done"))
         for k, rank in enumerate(ranks):  # the farewell: everyone leaves with one model
             x[k].copy_(w.world.recv(rank)[1].tensors[0])
         w.average_buffers()
 
+    def consensus(self, w: Worker) -> Tensor:
+        return w.served()
+
     def server(self, s: Server) -> None:
-        staleness = Staleness(self.handling(), s.workers, s.staleness)
-        pace = Pace(self, s.workers)
-        pushed: dict[int, Message] = {}  # sync: the gradients of this step
-        waiting: set[int] = set()  # workers that want the parameters
-        backup: dict[int, Tensor] = {}  # the parameters that a worker read
-        while pace.active:
-            worker, msg = s.comm.recv()
+        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.staleness))
+        pace = s.keep("pace", Pace(self, s))
+        pushed: dict[int, Message] = s.keep("pushed", {})  # sync: the gradients of this step
+        waiting: set[int] = s.keep("waiting", set())  # workers that want the parameters
+        backup: dict[int, Tensor] = s.keep("backup", {})  # the parameters that a worker read
+        for worker, msg in s.requests():
             match msg.kind:
                 case "push":
                     pace.pushed(worker, s.clock.now())
@@ -127,16 +134,14 @@ class ParameterServer(Strategy):
                         self.apply(s, staleness, worker, msg, backup.get(worker))
                 case "fetch":
                     waiting.add(worker)
-                case "done":
-                    pace.active.discard(worker)
-            if self.mode == "sync" and pushed and pushed.keys() >= pace.active:
+            if self.mode == "sync" and pushed and pushed.keys() >= s.active:
                 self.apply_mean(s, [pushed[i] for i in sorted(pushed)], staleness)
                 pushed.clear()
             for i in [i for i in sorted(waiting) if i not in pushed and pace.may_go_on(i)]:
                 waiting.discard(i)
                 if staleness.needs_the_read():
                     backup[i] = s.x.clone()
-                s.comm.isend(i, Message("model", (s.version,), (s.x,)))
+                s.comm.isend(i, Message("model", (s.version,), (Lossy(s.x, f"model/{i}"),)))
         for i in range(s.workers):
             s.comm.isend(i, Message("model", (s.version,), (s.x,))).wait()
 
@@ -144,11 +149,12 @@ class ParameterServer(Strategy):
         version, samples, step_samples, _ = push.ints
         if samples == 0:
             return
+        gradient, hyperparameters = push.tensors
         tau = s.version - version
-        g = staleness.temper(push.tensors[0], tau, s.x, s.x if read is None else read)
+        g = staleness.temper(gradient, tau, s.x, s.x if read is None else read)
         if self.mode in ("ssp", "dssp"):
             g = g * (samples / step_samples)
-        s.descend(g)
+        s.descend(g, hyperparameters)
         s.log("update", worker=worker, read=version, version=s.version, staleness=tau)
 
     def apply_mean(self, s: Server, pushes: list[Message], staleness: Staleness) -> None:
@@ -159,34 +165,37 @@ class ParameterServer(Strategy):
         weighted = zip(pushes, samples, strict=True)
         g = sum((push.tensors[0] * (n / total) for push, n in weighted), start=s.x.new_zeros(()))
         staleness.histogram[0] += 1
-        s.descend(g.expand_as(s.x))
+        s.descend(g.expand_as(s.x), pushes[0].tensors[1])
         s.log("update", read=s.version - 1, version=s.version, staleness=0)
 
 
-class Pace:
+class Pace(State):
     """Who may go on, and who is too far ahead of the slowest."""
 
-    def __init__(self, options: ParameterServer, workers: int) -> None:
-        self._options = options
-        self.active = set(range(workers))  # who is done holds nobody up
-        self.pushes = [0] * workers
-        self._last_s, self._interval_s = [0.0] * workers, [0.0] * workers
-        self._granted = [0] * workers
+    pushes: list[int]
+    last_s: list[float]
+    interval_s: list[float]
+    granted: list[int]
+
+    def __init__(self, options: ParameterServer, server: Server) -> None:
+        n = server.workers
+        super().__init__(pushes=[0] * n, last_s=[0.0] * n, interval_s=[0.0] * n, granted=[0] * n)
+        self._options, self._server = options, server
 
     def pushed(self, worker: int, now_s: float) -> None:
         self.pushes[worker] += 1
-        self._interval_s[worker] = now_s - self._last_s[worker]
-        self._last_s[worker] = now_s
+        self.interval_s[worker] = now_s - self.last_s[worker]
+        self.last_s[worker] = now_s
         if self._options.mode == "dssp":
             self._grant(worker)
 
     def may_go_on(self, worker: int) -> bool:
-        ahead = self.pushes[worker] - min((self.pushes[i] for i in self.active), default=math.inf)
+        ahead = self.pushes[worker] - min((self.pushes[i] for i in self._server.active), default=math.inf)
         match self._options.mode:
             case "ssp":
                 return ahead <= self._options.slack
             case "dssp":
-                return ahead <= self._options.low or self.pushes[worker] <= self._granted[worker]
+                return ahead <= self._options.low or self.pushes[worker] <= self.granted[worker]
         return True
 
     def _grant(self, worker: int) -> None:
@@ -194,16 +203,16 @@ class Pace:
 
         The wait is foreseen from the last intervals between pushes: its own, and those of the slowest.
         """
-        slowest = min(self.active, key=lambda i: (self.pushes[i], self._last_s[i]))
+        slowest = min(self._server.active, key=lambda i: (self.pushes[i], self.last_s[i]))
         ahead = self.pushes[worker] - self.pushes[slowest]
-        if ahead <= self._options.low or self.pushes[worker] <= self._granted[worker]:
+        if ahead <= self._options.low or self.pushes[worker] <= self.granted[worker]:
             return
-        own_s, slow_s = self._interval_s[worker], self._interval_s[slowest]
+        own_s, slow_s = self.interval_s[worker], self.interval_s[slowest]
 
         def wait_s(more: int) -> float:
             """From the end of so many steps more to the next push of the slowest."""
-            behind_s = self._last_s[slowest] - self._last_s[worker] - more * own_s
+            behind_s = self.last_s[slowest] - self.last_s[worker] - more * own_s
             return behind_s % slow_s if slow_s else 0.0
 
         more = min(range(self._options.high - ahead + 2), key=wait_s, default=0)
-        self._granted[worker] = self.pushes[worker] - 1 + more
+        self.granted[worker] = self.pushes[worker] - 1 + more

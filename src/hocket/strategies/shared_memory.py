@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.sharing import SMALLEST_LR, Backoff, Method, Shared, Sharing
 from hocket.core.staleness import Handling
+from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -66,28 +68,34 @@ class SharedMemory(Strategy):
             every=self.every,
         )
 
+    def consensus(self, w: Worker) -> Tensor:
+        now = torch.empty_like(w.x)
+        w.shared.snapshot(now)
+        return now
+
     def failures_allowed(self) -> int | None:
         """Failed attempts after which an update is dropped; None is never."""
         return None
 
     def worker(self, w: Worker) -> Steps:
         shared = w.shared
-        shared.read(w.x)
-        before = w.x.clone()
-        batches, lr = 0, 0.0  # since the last write: how many, and the highest rate
+        if not w.step:
+            shared.read(w.x)
+        before = w.keep("before", w.x.clone())
+        since = w.keep("since", State(batches=0, lr=0.0))  # the last write: how many, and the highest rate
         while (g := (yield)) is not None:
             if not g.samples:  # there were more workers than batches left
                 continue
-            lr = max(lr, w.lr)
+            since.lr = max(since.lr, w.lr)
             w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
-            batches += 1
-            if batches == self.every:
-                publish_step(shared, before.sub_(w.x), lr)
+            since.batches += 1
+            if since.batches == self.every:
+                publish_step(shared, before.sub_(w.x), since.lr)
                 shared.read(w.x)
                 before.copy_(w.x)
-                batches, lr = 0, 0.0
-        if batches:
-            publish_step(shared, before.sub_(w.x), lr)
+                since.batches, since.lr = 0, 0.0
+        if since.batches:
+            publish_step(shared, before.sub_(w.x), since.lr)
         w.comm.barrier()  # everyone's updates are in
         shared.read(w.x)
         w.average_buffers()

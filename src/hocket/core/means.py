@@ -1,0 +1,79 @@
+"""Weighted means over ranks: what is averaged, and by how many samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hocket.core.comm import Comm
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How many samples something stands for: this worker's, and all workers' together."""
+
+    samples: float = 0.0
+    of_all: float | None = 0.0
+    """None: not known beforehand, as in a loop that is the user's own."""
+
+    def __add__(self, other: Weight) -> Weight:
+        known = self.of_all is not None and other.of_all is not None
+        return Weight(self.samples + other.samples, self.of_all + other.of_all if known else None)  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a mean is taken of."""
+
+    lossy: tuple[Tensor, ...] = ()
+    """May lose precision on the way."""
+    exact: tuple[Tensor, ...] = ()
+    """May not: statistics, counters."""
+    residual: str = ""
+    """Names the place where a compressor keeps what the lossy part lost."""
+
+
+Sum = Callable[[Tensor], None]
+"""Sums a tensor over the ranks, in place."""
+
+
+def weighted_mean(payload: Payload, weight: Weight, comm: Comm, all_reduce: Sum, count: Tensor) -> float:
+    """Replace each rank's payload by sum w_i x_i / sum w_i; returns the sum of the weights.
+
+    Where that sum is not known beforehand, the weight travels in `count`, one element that lies behind the payload or
+    elsewhere. Where nobody has a sample, all weigh the same.
+    """
+    if comm.size == 1:
+        return weight.samples
+    if weight.of_all == 0:
+        weight = Weight(1.0, comm.size)
+    values = side_by_side([t for t in (*payload.lossy, *payload.exact) if t.numel()])
+    for part in values:
+        part.mul_(weight.samples)
+    known = weight.of_all is not None
+    for part in values if known else side_by_side([*values, count.fill_(weight.samples)]):
+        all_reduce(part)
+    total = weight.of_all if weight.of_all is not None else float(count)
+    assert total > 0, "a weighted mean needs a sample"
+    for part in values:
+        part.div_(total)
+    return total
+
+
+def side_by_side(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same elements in fewer tensors: vectors that lie behind each other in one storage are joined."""
+    joined: list[Tensor] = []
+    for tensor in tensors:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.dtype == tensor.dtype
+            and last.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            and last.storage_offset() + last.numel() == tensor.storage_offset()
+        ):
+            joined[-1] = last.as_strided((last.numel() + tensor.numel(),), (1,), last.storage_offset())
+        else:
+            joined.append(tensor)
+    return joined

@@ -1,0 +1,226 @@
+"""What every training of Hocket's own has in common: its clock, learning curve, checkpoints and end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.core.clock import RealClock
+from hocket.core.means import Weight
+from hocket.core.replica import Gradient, Part
+from hocket.core.seeds import stream
+from hocket.core.shard import Shards
+from hocket.drivers.checkpoint import pack, read
+from hocket.drivers.gradients import Gradients, Ready
+from hocket.drivers.judge import Judge
+from hocket.drivers.ledger import Ledger
+from hocket.drivers.plan import Plan
+from hocket.drivers.report import model_bytes, report
+from hocket.drivers.schedule import Schedule
+from hocket.drivers.session import Session
+from hocket.tasks import SampleSet, Task
+
+SHOWN_S = 1.0
+"""Compiling that takes longer than this is told to the user."""
+
+
+class Course:
+    """One worker's training, as far as it does not depend on how batches are taken."""
+
+    def __init__(
+        self, session: Session, plan: Plan, task: Task, gradients: Gradients, train: SampleSet, test: SampleSet
+    ) -> None:
+        self.session, self.plan, self.gradients = session, plan, gradients
+        self.rank, self.clock, self.status = session.rank, session.rank.clock, session.rank.status
+        self.shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
+        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test)
+        self.ledger = Ledger()
+        self.verdict = "finished"
+        self._by_the_clock = self.rank.comm.rank == 0 and math.isfinite(plan.checkpoint.seconds)
+        self._gradient = Gradient(gradients.replica.g, Weight())
+
+    def begin(self, schedule: Schedule) -> dict[str, Any] | None:
+        """Start the clock: all workers are here, and the model has been looked at once.
+
+        Returns where the run was when it was saved, if it goes on from there.
+        """
+        session, clock = self.session, self.clock
+        self.schedule = schedule
+        if session.compile_s > SHOWN_S and self.rank.comm.rank == 0:
+            line = f"compiled in {session.compile_s:.1f} s (outside the clock; kept for the next run)"
+            self.rank.tell("note", {"line": line}, b"")
+        with clock.paused():
+            self.ledger.milestones.start(self.judge.initial_loss())
+            saved = self._saved()
+            session.group.barrier()
+            # After the barrier, since ranks that are threads share torch's generator
+            torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
+            if saved is not None:
+                session.load_random(saved)
+            self.began_s = clock.now()
+            self._real = RealClock()
+            if saved is not None:
+                self._load(saved["driver"])
+            session.group.barrier()
+        session.trace.origin_s = self.began_s
+        self._saved_at_s = self._real.now()
+        return None if saved is None else saved["driver"]
+
+    def _saved(self) -> dict[str, Any] | None:
+        """This worker's state in the checkpoint that the run goes on from."""
+        if not self.plan.resume:
+            return None
+        return self.session.load(read(Path(self.plan.resume)) if self.rank.comm.rank == 0 else None)
+
+    def train_on(self, epoch: int, step: int, share: int) -> None:
+        """One gradient on this share of a step of an epoch, and what the strategy makes of it."""
+        clock, worker = self.clock, self.session.worker
+        self.status.stop()
+        began = clock.now()
+        index = self.shards.batch(epoch, step, share)
+        samples = len(index)
+        self.schedule.set(epoch * self.shards.steps + step + 1)
+        loss = self.gradients.compute(index, self._ready(samples / self.plan.batch))
+        if worker.on_part is None:
+            clock.charge(samples / self.plan.batch)
+        if loss is not None:
+            self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
+        self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)
+        self._gradient.weight = Weight(samples, self.shards.step_samples(step))
+        self.session.step(self._gradient)
+
+    def _ready(self, share: float) -> Ready | None:
+        """For a strategy that sends parts of a gradient while the rest is computed."""
+        listener = self.session.worker.on_part
+        if listener is None:
+            return None
+
+        def ready(part: Part) -> None:
+            self.clock.charge(share, part.done)
+            listener(part)
+
+        return ready
+
+    # Judging
+
+    def pulse(self, *, final: bool) -> bool:
+        """All workers meet, and the model is evaluated outside the clock. True ends the run."""
+        with self.clock.free():
+            self.session.comm.barrier()  # inside the clock: who is early waits
+        now = self.clock.now() - self.began_s
+        with self.clock.paused(), self._real.paused():
+            train_loss, diverged = self.ledger.mean(self.session.group)
+            self.status.loss = train_loss
+            values = self.gradients.replica.values if final else self.judge.mean_replica()
+            test_loss, metric = self.judge.together(values)
+            step = self.steps_done()
+            if self.rank.comm.rank == 0:
+                self.judge.record(step, step / self.shards.steps, now, train_loss, test_loss, metric)
+            if diverged:
+                self.verdict = "diverged"
+            elif self.verdict == "finished" and self.plan.goal.reached(metric):
+                self.verdict = "reached-target"
+            self.tell_events()
+            self.session.group.barrier()
+        return self.verdict != "finished"
+
+    def judge_alone(self, step: int, now: float, values: Tensor) -> bool:
+        """One worker looks at the model while the others go on; True if it has reached the goal."""
+        with self.clock.paused(), self._real.paused():
+            test_loss, metric = self.judge.alone(values)
+            self.judge.record(step, step / self.shards.steps, now, self.status.loss, test_loss, metric)
+            if self.plan.goal.reached(metric) and self.verdict == "finished":
+                self.verdict = "reached-target"
+                return True
+        return False
+
+    def close_epoch(self, epoch: int) -> None:
+        """Where workers do not meet: put this one's losses of an epoch by, and tell its events."""
+        with self.clock.paused(), self._real.paused():
+            self.status.loss = self.ledger.close(epoch)
+            self.tell_events()
+
+    def steps_done(self) -> int:
+        """Steps of this run so far, if all workers had taken equally many; all call it together."""
+        taken = torch.tensor([self.session.worker.step], dtype=torch.int64)
+        self.session.group.all_reduce(taken)
+        return -(-int(taken) // self.plan.workers)
+
+    def tell_events(self) -> None:
+        if events := self.session.trace.take():
+            self.rank.tell("events", {"events": events}, b"")
+
+    # Saving
+
+    def saves_after(self, epochs: int) -> bool:
+        """Whether a checkpoint is due after so many epochs."""
+        cadence = self.plan.checkpoint.epochs
+        return math.isfinite(cadence) and epochs % cadence == 0
+
+    def mind_the_clock(self) -> None:
+        """Where checkpoints come by the clock, worker 0 calls for one when it is time."""
+        if self._by_the_clock and self._real.now() > self._saved_at_s + self.plan.checkpoint.seconds:
+            self._saved_at_s = self._real.now()
+            self.rank.tell("brake", {"purpose": "save"}, b"")
+
+    def save(self, position: Callable[[], dict[str, Any]]) -> bool:
+        """All workers save the run together, with the position in the data. True if it shall end here."""
+        with self._real.paused(), self.session.pause():
+            stop = torch.tensor([int(self.rank.brake.purpose == "stop")])
+            self.session.group.all_reduce(stop, "max")
+            self.rank.brake.release()
+            states = self.session.gather(self._state() | position())
+            if states:
+                self.rank.tell("checkpoint", self._about(), pack(self._about(), states))
+        self._saved_at_s = self._real.now()
+        if stop:
+            self.verdict = "interrupted"
+        return bool(stop)
+
+    def _about(self) -> dict[str, Any]:
+        plan = self.plan
+        names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
+        step, parameters = self.session.worker.step, self.gradients.replica.x.numel()
+        return {name: getattr(plan, name) for name in names} | {"step": step, "parameters": parameters}
+
+    def _state(self) -> dict[str, Any]:
+        state = {"began_s": self.began_s, "real_s": self._real.now(), "curve": self.judge.curve}
+        return state | self.ledger.state()
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        self.began_s, self.judge.curve = saved["began_s"], saved["curve"]
+        self._real.restore({"now_s": saved["real_s"]})
+        self.ledger.load_state(saved)
+
+    # The end
+
+    def end(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The last look, and the report; `own` is what is known of this replica before the farewell."""
+        self.pulse(final=True)
+        seconds, real_seconds = self.clock.now() - self.began_s, self._real.now()
+        with self.clock.paused():
+            self.session.comm.settle()
+            if self.rank.comm.rank == 0:
+                self.rank.tell("model", {}, model_bytes(self.gradients.replica))
+            steps = self.steps_done()
+        known = {
+            "verdict": self.verdict,
+            "real_seconds": real_seconds,
+            "steps_done": steps,
+            "epochs": steps / self.shards.steps,
+            "time_to_loss": {f"{part:g}": now for part, now in self.ledger.milestones.seconds.items()},
+            "diverged_at_step": self.ledger.diverged_at,
+            "epoch_losses": self.ledger.by_epoch,
+            "curve": self.judge.curve,
+        }
+        return report(self.session, seconds) | known | own
+
+    def own_replica(self, values: Tensor) -> dict[str, Any]:
+        """How far this replica is from the others, and how good it is by itself; all call it together."""
+        with self.clock.paused(), self._real.paused():
+            return self.judge.own_replica(values)

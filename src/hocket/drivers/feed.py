@@ -1,0 +1,99 @@
+"""Who trains on which batch, and where workers that do not wait for each other meet nevertheless."""
+
+from __future__ import annotations
+
+import time
+
+from hocket.core.brake import Brake
+from hocket.core.comm import Comm
+
+# One number that all workers count up holds, from its lowest bits: tickets given out; calls for a meeting, those of
+# them that hold, those that came too late; workers that have left.
+_TICKETS = 1 << 36
+_CALL, _HOLDS, _VOID, _LEFT = 1 << 36, 1 << 40, 1 << 44, 1 << 48
+_FOUR_BITS = 15
+
+
+class Pool:
+    """One pool of batches, in the order of the data: who is fast takes more of them.
+
+    Tickets go from 0 to `total`. Now and then all workers meet, each with a ticket in its hand that it has not trained
+    on: at every `meet_every` tickets, and when somebody calls because its brake was pulled. A worker that finds no
+    ticket leaves. A call holds if nobody had left before it, so that everyone still hears it; else it is void.
+    """
+
+    def __init__(self, comm: Comm, total: int, meet_every: float) -> None:
+        self._counter, self._worker = comm.counter(), comm.rank
+        self.total, self._meet_every = total, meet_every
+        self.held = -1
+        """The ticket in this worker's hand, -1 for none."""
+        self._met = 0
+        self._called = False
+
+    def draw(self) -> int:
+        """A ticket to hold; `total` or more where none is left."""
+        if self.held < 0:
+            self._heard = self._counter.take()
+            self.held = self._heard % _TICKETS
+            if self.held >= self.total:
+                self._heard = self._counter.take(_LEFT)
+        return self.held
+
+    def spend(self) -> None:
+        """The ticket has been trained on."""
+        self.held = -1
+
+    def must_meet(self, brake: Brake) -> bool:
+        """Whether all workers meet before this one trains on its ticket, or leaves."""
+        if brake.purpose is not None and not self._called and self.held < self.total:
+            self._called = True
+            self._call()
+        return self._meetings_before(self.held) > self._met or self._call_holds()
+
+    def _meetings_before(self, ticket: int) -> int:
+        return int(min(ticket, self.total - 1) // self._meet_every)
+
+    def _call(self) -> None:
+        before = self._counter.take(_CALL)
+        holds = before // _LEFT == 0 and before % _TICKETS < self.total
+        self._heard = self._counter.take(_HOLDS if holds else _VOID) + (_HOLDS if holds else _VOID)
+
+    def _call_holds(self) -> bool:
+        """Whether one of the calls that this worker has heard holds; who called says so a moment later."""
+        while True:
+            calls, hold, void = (self._heard // unit & _FOUR_BITS for unit in (_CALL, _HOLDS, _VOID))
+            if hold or calls == void:
+                return hold > 0
+            time.sleep(0.001)
+            self._heard = self._counter.take(0)
+
+    def met(self) -> None:
+        """The meeting is over. All workers call it before any of them draws again."""
+        self._met = max(self._met, self._meetings_before(self.held))
+        self._called = False
+        if self._worker == 0:
+            signs = self._counter.take(0) // _TICKETS * _TICKETS
+            self._counter.take(-signs)
+        self._heard = 0
+
+    def rejoin(self) -> None:
+        """After a meeting: who was about to leave says so again."""
+        if self.held >= self.total:
+            self._heard = self._counter.take(_LEFT)
+
+    def empty(self) -> None:
+        """Leave no ticket for anyone: the run has reached its goal."""
+        self._counter.take(_TICKETS // 2)
+
+    def state(self) -> dict[str, int]:
+        return {"given": self._counter.take(0) % _TICKETS, "held": self.held, "met": self._met}
+
+    def load_state(self, saved: dict[str, int]) -> None:
+        """Before any worker draws."""
+        if self._worker == 0:
+            self._counter.take(saved["given"])
+        self.held, self._met = saved["held"], saved["met"]
+        self._heard = 0
+
+    def close(self) -> None:
+        self._counter.close()

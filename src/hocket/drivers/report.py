@@ -1,0 +1,70 @@
+"""What a rank tells of its part in a run when it is over: JSON values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safetensors.torch import save
+
+from hocket.core.replica import Replica
+from hocket.core.serving import Server
+from hocket.drivers.session import Session
+
+
+def report(session: Session, seconds: float) -> dict[str, Any]:
+    """Of a worker."""
+    totals, worker = session.totals, session.worker
+    found = {
+        "seconds": seconds,
+        "steps": worker.step,
+        "samples": session.rank.status.samples,
+        "compute": max(seconds - totals.communication_s - totals.waiting_s, 0.0),
+        "staleness": {str(k): v for k, v in worker.staleness.items()},
+        "parameters": session.replica.x.numel(),
+        **_traffic(session),
+    }
+    return found | (_shared_vector(session, seconds) if "shared-memory" in session.strategy.needs else {})
+
+
+def server_report(session: Session, server: Server, seconds: float) -> dict[str, Any]:
+    """Of a server."""
+    found = {"server": session.group.rank, "seconds": seconds, **_traffic(session)}
+    return found | {"staleness": {str(k): v for k, v in server.staleness.items()}}
+
+
+def _traffic(session: Session) -> dict[str, Any]:
+    totals = session.totals
+    return {
+        "communication": totals.communication_s,
+        "waiting": totals.waiting_s,
+        "bytes_sent": totals.bytes_sent,
+        "messages": totals.messages,
+        "dropped_events": session.trace.dropped,
+    }
+
+
+def _shared_vector(session: Session, seconds: float) -> dict[str, Any]:
+    """What happened to the shared vector; its staleness counts, not that of the steps by which workers find
+    their way. Rank 0 speaks for all."""
+    if session.rank.comm.rank:
+        return {"staleness": {}}
+    found = session.worker.shared.statistics()
+    return {
+        "staleness": {str(k): v for k, v in found.staleness.items()},
+        "compile_seconds": session.compile_s,
+        "shared": {
+            "updates": found.updates,
+            "updates_per_s": found.updates / max(seconds, 1e-9),
+            "dropped": found.dropped,
+            "failed_tries": {str(k): v for k, v in sorted(found.tries.items())},
+            "lock_wait_s": found.lock_wait_s,
+            "peak_vectors": found.peak_vectors,
+            "recovered_locks": found.recovered,
+        },
+    }
+
+
+def model_bytes(replica: Replica) -> bytes:
+    """The model's state dict as a safetensors file."""
+    state = replica.model.state_dict()
+    return bytes(save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}))

@@ -1,0 +1,247 @@
+"""One rank's life under a strategy, whoever drives it: Hocket's own loop, the user's, or nobody, as for a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.core.comm import Comm, Rank
+from hocket.core.forward import Mailbox, OnDevice
+from hocket.core.message import Message
+from hocket.core.replica import Gradient, Replica
+from hocket.core.serving import Frame, Server, parts
+from hocket.core.state import Kept, moved, refill
+from hocket.core.worker import Strategy, Worker
+from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
+from hocket.measure.meter import Metered, Totals
+from hocket.measure.trace import Trace
+
+FRAME = 7002
+"""The tag of what sessions tell each other, apart from a strategy's messages."""
+
+
+class Session:
+    """Begins a strategy, feeds it gradients, counts, saves and restores its state, and ends it.
+
+    The first `workers` ranks are workers, those behind them servers. A worker calls `begin`, `work`, then `step` for
+    every gradient, and `end`; a server calls `begin` and `serve`.
+    """
+
+    def __init__(
+        self, rank: Rank, strategy: Strategy, workers: int, seed: int, device: torch.device, trace: Trace | None = None
+    ) -> None:
+        self.rank, self.strategy, self.workers, self._seed = rank, strategy, workers, seed
+        self.is_server = rank.comm.rank >= workers
+        self.trace = trace or Trace(0)
+        self.totals = Totals()
+        self.group: Comm = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else rank.comm
+        """The workers, or the servers, among themselves: what is said here is not counted."""
+        self._device = device
+        self._mail = Mailbox(self._on_device(self.group))
+        self.comm = self._metered(self._mail)
+        self.world = self._metered(self._on_device(rank.comm)) if strategy.server_ranks() else self.comm
+        self.compile_s = 0.0
+        self._kept = Kept()
+
+    def _on_device(self, comm: Comm) -> Comm:
+        return comm if self._device.type == "cpu" else OnDevice(comm, self._device)
+
+    def _metered(self, comm: Comm) -> Metered:
+        return Metered(comm, self.rank.clock, self.rank.status, self.trace, self.totals)
+
+    # The life of a worker
+
+    def begin(self, replica: Replica) -> None:
+        """Everyone sets out from rank 0's weights."""
+        self.replica = replica
+        with self.rank.clock.paused():
+            for tensor in [replica.values, *replica.rest()]:
+                self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
+            self.rank.comm.barrier()
+
+    def work(self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object]) -> Worker:
+        """Start the strategy's worker, up to the first gradient that it asks for."""
+        self._optimizer = optimizer
+        self.worker = worker = Worker(
+            self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
+            self.world, self._kept, self._served,
+        )  # fmt: skip
+        sharing = self.strategy.sharing(self.replica.x.numel(), worker.size)
+        if sharing is not None:
+            began = time.perf_counter()
+            self.rank.status.operation = "compile"
+            worker.shared = self.group.share(sharing, self.replica.x)
+            self.rank.status.operation = "compute"
+            self.compile_s += time.perf_counter() - began
+        self._steps = self.strategy.worker(worker)
+        next(self._steps)
+        return worker
+
+    def step(self, g: Gradient) -> None:
+        """Send the next gradient in."""
+        worker, status = self.worker, self.rank.status
+        worker.step += 1
+        status.step = worker.step
+        status.samples += int(g.samples)
+        self._steps.send(g)
+
+    def count(self, steps: int, samples: int) -> None:
+        """Steps that were taken elsewhere, in compiled code."""
+        self.worker.step += steps
+        self.rank.status.step = self.worker.step
+        self.rank.status.samples += samples
+
+    def end(self) -> None:
+        """The farewell: the strategy ends, and everyone has one model."""
+        try:
+            self._steps.send(None)
+        except StopIteration:
+            return
+        raise AssertionError("a strategy must end when it is sent None")
+
+    # The life of a server
+
+    def serve(self, x: Tensor, g: Tensor, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> Server:
+        """All of it. `x` is the part of the parameters that this server holds, `g` where their gradient is put."""
+        rank, clock = self.rank, self.rank.clock
+        self._optimizer = optimizer
+
+        def log(event: str, **fields: Any) -> None:
+            now = clock.now()
+            self.trace.add(event, now, now, **fields)
+
+        def look(worker: int) -> None:
+            with clock.free():
+                rank.comm.isend(worker, Message("look", (), (x,)), FRAME)
+
+        def save() -> None:
+            with clock.free():
+                rank.comm.isend(0, Message("state", (), (pack_state(self._common_state()),)), FRAME)
+
+        def load(packed: Tensor) -> None:
+            self._load_common(unpack_state(packed))
+
+        def count() -> None:
+            step()
+            rank.status.step += 1
+
+        frame = Frame(look, save, load)
+        server = Server(self.world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept)
+        self.strategy.server(server)
+        return server
+
+    def _served(self) -> Tensor:
+        """The parameters as the servers hold them."""
+        servers = range(self.workers, self.rank.comm.size)
+        with self.rank.clock.free():
+            for server in servers:
+                self.rank.comm.isend(server, Message("look"))
+            found = [self.rank.comm.recv(server, FRAME)[1].tensors[0] for server in servers]
+        return torch.cat([part.to(self._device) for part in found])
+
+    def part_of(self, vector: Tensor) -> Tensor:
+        """What this server holds of a vector."""
+        return parts(vector, self.group.size)[self.group.rank]
+
+    # Saving
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Inside, all workers are here and nothing is on its way: the moment at which a run can be saved."""
+        with self.rank.clock.free():
+            self._tell_servers("away")
+            self.group.barrier()  # inside the clock: who is early waits
+            self._mail.take_in()
+            self.comm.settle()
+            yield
+            self._tell_servers("back")
+            self.group.barrier()
+
+    def _tell_servers(self, kind: str) -> None:
+        for server in range(self.workers, self.rank.comm.size):
+            self.rank.comm.isend(server, Message(kind))
+
+    def gather(self, more: dict[str, Any]) -> list[Tensor]:
+        """Every rank's packed state, on worker 0; called inside `pause`. `more` is what the driver adds of its own."""
+        comm, me = self.rank.comm, self.rank.comm.rank
+        own = pack_state(self._worker_state() | {"driver": more})
+        if me:
+            comm.isend(0, Message("state", (), (own,)), FRAME).wait()
+            return []
+        for server in range(self.workers, comm.size):
+            comm.isend(server, Message("save"))
+        return [own, *(comm.recv(r, FRAME)[1].tensors[0].clone() for r in range(1, comm.size))]
+
+    def load(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        """Go on from what rank 0 has read; all workers call it together. Returns this worker's state."""
+        comm = self.rank.comm
+        with self.pause():
+            if comm.rank == 0:
+                assert checkpoint is not None
+                state = checkpoint.states[0]
+                for r, other in enumerate(checkpoint.states[1:], 1):
+                    packed = Message("load", (), (pack_state(other),))
+                    comm.isend(r, packed, FRAME if r < self.workers else 0).wait()
+            else:
+                state = unpack_state(comm.recv(0, FRAME)[1].tensors[0])
+            self._load_common(state)
+            self._load_worker(state)
+        return state
+
+    def _common_state(self) -> dict[str, Any]:
+        """What workers and servers have alike."""
+        return {
+            "step": self.rank.status.step,
+            "samples": self.rank.status.samples,
+            "replica": self.replica.values,
+            "rest": self.replica.rest(),
+            "optimizer": self._optimizer.state_dict(),
+            "kept": self._kept.values,
+            "totals": self.totals,
+            "clock": self.rank.clock.state(),
+        }
+
+    def _load_common(self, state: dict[str, Any]) -> None:
+        self.rank.status.step, self.rank.status.samples = state["step"], state["samples"]
+        refill(self.replica.values, state["replica"])
+        refill(self.replica.rest(), state["rest"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._kept.load(state["kept"], self._device)
+        refill(self.totals, state["totals"])
+        if self.is_server:
+            self.rank.clock.restore(state["clock"])
+
+    def _worker_state(self) -> dict[str, Any]:
+        worker = self.worker
+        random = {"torch": torch.get_rng_state(), "own": worker.rng, "common": worker.common_rng}
+        if self._device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self._device)
+        return self._common_state() | {
+            "random": random,
+            "staleness": worker.staleness,
+            "mail": self._mail.state(),
+            "shared": worker.shared.state() if "shared-memory" in self.strategy.needs else {},
+        }
+
+    def _load_worker(self, state: dict[str, Any]) -> None:
+        worker, random = self.worker, state["random"]
+        worker.step = state["step"]
+        refill(worker.staleness, state["staleness"])
+        refill(worker.rng, random["own"])
+        refill(worker.common_rng, random["common"])
+        self._mail.load_state(moved(state["mail"], self._device))
+        if state["shared"]:
+            worker.shared.load_state(state["shared"])
+
+    def load_random(self, state: dict[str, Any]) -> None:
+        """Set torch's own generators, and the clock, to where they were: the last thing before training goes on."""
+        random = state["random"]
+        torch.set_rng_state(random["torch"])
+        if "cuda" in random and self._device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"], self._device)
+        self.rank.clock.restore(state["clock"])
