@@ -10,25 +10,24 @@ import torch
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import CommError, UserError
 from hocket.drivers.own_loop import Loop
+from hocket.drivers.plan import Plan
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.family import BROKEN_LOCK, Kernel
 from hocket.measure.losses import Losses
-from hocket.run.spec import RunSpec
 from hocket.tasks import SampleSet, Task
 from hocket.tasks.base import compiled
 
 
-def kernel_for(spec: RunSpec, task: Task, train: SampleSet) -> Kernel | None:
+def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
     """The compiled worker that fits a run, if there is one."""
-    if "shared-memory" not in spec.make_strategy().needs or spec.device != "cpu":
+    if "shared-memory" not in plan.made_strategy.needs or plan.device != "cpu":
         return None
-    kernel = compiled(task.build_model(spec.seed), task.loss, train)
-    if kernel is None or (spec.optimizer or task.optimizer) != "sgd" or spec.warmup:
+    kernel = compiled(task.build_model(plan.seed), task.loss, train)
+    if kernel is None or plan.optimizer != "sgd" or plan.warmup:
         return None
-    momentum = task.momentum if spec.momentum is None else spec.momentum
-    if momentum and not kernel.takes_momentum:
+    if plan.momentum and not kernel.takes_momentum:
         raise UserError(
-            f"the compiled workers of task {spec.task.partition(':')[0]} change only what a sample touches, and hold "
+            f"the compiled workers of task {plan.task.partition(':')[0]} change only what a sample touches, and hold "
             "no momentum, which would change everything; use --momentum 0, or --engine mpi"
         )
     return kernel
@@ -38,13 +37,12 @@ class CompiledLoop(Loop):
     """The workers run an epoch each by themselves, then meet."""
 
     def __init__(
-        self, rank: Rank, workers: Comm, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet, kernel: Kernel
+        self, rank: Rank, workers: Comm, plan: Plan, task: Task, train: SampleSet, test: SampleSet, kernel: Kernel
     ) -> None:
-        super().__init__(rank, workers, spec, task, train, test)
-        assert spec.batch and spec.momentum is not None
+        super().__init__(rank, workers, plan, task, train, test)
         assert kernel.dim == self._model.x.numel(), "the kernel computes another model"
         self._kernel = kernel
-        self._thread = kernel.worker(workers.rank, spec.batch, spec.momentum)
+        self._thread = kernel.worker(workers.rank, plan.batch, plan.momentum)
         self._epochs_done = 0
 
     @property
@@ -63,8 +61,7 @@ class CompiledLoop(Loop):
             return super().run()
 
     def _train_epochs(self) -> dict[str, Any]:
-        steps, batch = self._shards.steps, self._spec.batch
-        assert batch
+        steps, batch = self._shards.steps, self._plan.batch
         left = self._total_steps
         while left > 0:
             self._run_epoch(left * batch * self._worker.size)

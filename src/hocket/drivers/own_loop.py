@@ -19,37 +19,29 @@ from hocket.core.shard import Shards
 from hocket.core.sharing import Sharing
 from hocket.core.worker import Steps, Worker
 from hocket.drivers.judge import Judge
+from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Rate
 from hocket.drivers.serve import begin_together, serve
 from hocket.measure.losses import Losses, Milestones
 from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
-from hocket.run.spec import RunSpec, load_task
 from hocket.tasks import SampleSet, Task
 
 SHOWN_S = 1.0
 """Compiling that takes longer than this is told to the user."""
 
 
-def run_program(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
-    """For engines that start fresh processes: the spec says it all."""
-    spec = RunSpec(**argument)
-    task = load_task(spec.task, spec.seed, spec.data, spec.test_data)
-    return run_rank(rank, spec, task, *task.load())
-
-
-def run_rank(rank: Rank, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
+def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
     """One rank's part in a run: the first are workers, those behind them servers."""
-    assert spec.workers and spec.batch
-    group = rank.comm.split(rank.comm.rank >= spec.workers) if spec.make_strategy().server_ranks() else rank.comm
-    if rank.comm.rank >= spec.workers:
-        return serve(rank, group, spec, task, Shards(len(train), spec.workers, spec.batch, spec.seed).steps)
-    if spec.engine and spec.engine.partition(":")[0] == "threads":
+    group = rank.comm.split(rank.comm.rank >= plan.workers) if plan.made_strategy.server_ranks() else rank.comm
+    if rank.comm.rank >= plan.workers:
+        return serve(rank, group, plan, task, Shards(len(train), plan.workers, plan.batch, plan.seed).steps)
+    if plan.compiled:
         from hocket.drivers.compiled import CompiledLoop, kernel_for  # Numba takes half a second to import
 
-        if kernel := kernel_for(spec, task, train):
-            return CompiledLoop(rank, group, spec, task, train, test, kernel).run()
-    return Loop(rank, group, spec, task, train, test).run()
+        if kernel := kernel_for(plan, task, train):
+            return CompiledLoop(rank, group, plan, task, train, test, kernel).run()
+    return Loop(rank, group, plan, task, train, test).run()
 
 
 def device_of(name: str, rank: int) -> torch.device:
@@ -66,27 +58,26 @@ def device_of(name: str, rank: int) -> torch.device:
 class Loop:
     """Trains one replica, has it judged at the end of every epoch, and tells what happened."""
 
-    def __init__(self, rank: Rank, workers: Comm, spec: RunSpec, task: Task, train: SampleSet, test: SampleSet) -> None:
-        assert spec.workers and spec.batch and spec.lr and spec.optimizer and spec.momentum is not None
-        self._rank, self._workers, self._spec, self._task = rank, workers, spec, task
-        self._strategy = spec.make_strategy()
-        self._device = device_of(spec.device, rank.comm.rank)
+    def __init__(self, rank: Rank, workers: Comm, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> None:
+        self._rank, self._workers, self._plan, self._task = rank, workers, plan, task
+        self._strategy = plan.made_strategy
+        self._device = device_of(plan.device, rank.comm.rank)
         self._train = train.to(self._device)
-        self._model = Replica(task.build_model(spec.seed), self._device)
+        self._model = Replica(task.build_model(plan.seed), self._device)
         self._judge = Judge(rank, workers, task, self._model, self._train, test.to(self._device))
-        optimizer = optim.make(spec.optimizer, self._model, spec.lr, spec.momentum)
-        self._trace = Trace(spec.trace)
+        optimizer = optim.make(plan.optimizer, self._model, plan.lr, plan.momentum)
+        self._trace = Trace(plan.trace)
         world = Metered(rank.comm, rank.clock, rank.status, self._trace)
         has_servers = workers is not rank.comm
         self._comm = Metered(workers, rank.clock, rank.status, self._trace, world.totals) if has_servers else world
         step = optim.step_of(optimizer)
-        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, spec.seed, step, world)
-        self._shards = Shards(len(train), spec.workers, spec.batch, spec.seed)
-        self._total_steps = spec.steps or self._shards.steps * (spec.epochs or 1)
+        self._worker = Worker(self._comm, rank.clock, self._model, optimizer, plan.seed, step, world)
+        self._shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
+        self._total_steps = plan.steps
         """Steps of this run, if all workers took equally many."""
         self._losses: list[tuple[Tensor, int, float, int]] = []
         """Loss, samples, time and number of each step of this epoch; left on the device, since asking would wait."""
-        self._rate = Rate(spec, optimizer, self._shards.steps)
+        self._rate = Rate(plan, optimizer, self._shards.steps)
         self._snapshots: list[tuple[int, float, Tensor, Losses]] = []
         self._verdict = "finished"
         self._diverged_at: int | None = None
@@ -111,7 +102,7 @@ class Loop:
             self._milestones = Milestones(self._judge.initial_loss())
             self._workers.barrier()
         # For dropout and the like; after the barrier, since ranks that are threads share torch's generator.
-        torch.manual_seed(self._spec.seed * 1_000_003 + rank.comm.rank)
+        torch.manual_seed(self._plan.seed * 1_000_003 + rank.comm.rank)
         began_s = self._began_s = self._trace.origin_s = clock.now()
         self._real = RealClock()
         own = self._train_epochs()
@@ -176,9 +167,8 @@ class Loop:
         """Feed the strategy; pause after each epoch but the last, with the number of epochs that are done."""
         worker, status, clock = self._worker, self._rank.status, self._rank.clock
         model, module, loss_of = self._model, self._model.model, self._task.loss
-        assert self._spec.batch
         gradient = Gradient(model.gradient, 0)
-        part = 1.0 / self._spec.batch
+        part = 1.0 / self._plan.batch
         module.train()
         done = 0
         for epoch, step, share in self._assignments():
@@ -223,7 +213,7 @@ class Loop:
             self._record(self._steps_done(), now, train_loss, test_loss, metric)
             if diverged:
                 self._verdict = "diverged"
-            elif self._spec.target is not None and self._task.reached(metric, self._spec.target):
+            elif self._plan.goal.reached(metric):
                 self._verdict = "reached-target"
             if events := self._trace.take():
                 rank.tell("events", {"events": events}, b"")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from hocket.run.spec import RunSpec
+from hocket.drivers.plan import Plan
 
 
 class Rate:
     """Linear scaling, reached by a gradual warm-up (Goyal 2017), and decay from epoch to epoch."""
 
-    def __init__(self, spec: RunSpec, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> None:
-        assert spec.lr and spec.workers
+    def __init__(self, plan: Plan, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> None:
         self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
-        self._full = spec.lr * (spec.workers if spec.scale_lr else 1)
-        self._start = spec.lr if spec.scale_lr else 0.0  # scaled rates rise from what one worker would have
-        self._warmup_steps = spec.warmup * steps_per_epoch
-        self._decay = spec.lr_decay or 1.0
+        self._full = plan.lr * (plan.workers if plan.scale_lr else 1)
+        self._start = plan.lr if plan.scale_lr else 0.0  # scaled rates rise from what one worker would have
+        self._warmup_steps = plan.warmup * steps_per_epoch
+        self._decay = plan.lr_decay
         self._now = 0.0
         self.set(1)
 

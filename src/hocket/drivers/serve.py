@@ -10,25 +10,24 @@ from hocket import optim
 from hocket.core.comm import Comm, Rank
 from hocket.core.replica import Replica
 from hocket.core.serving import Server, parts
+from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Rate
 from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
-from hocket.run.spec import RunSpec
 from hocket.tasks import Task
 
 
-def serve(rank: Rank, servers: Comm, spec: RunSpec, task: Task, steps_per_epoch: int) -> dict[str, Any]:
+def serve(rank: Rank, servers: Comm, plan: Plan, task: Task, steps_per_epoch: int) -> dict[str, Any]:
     """The life of a server rank: a part of the vector, and the strategy's server."""
-    assert spec.workers and spec.lr and spec.optimizer and spec.momentum is not None
-    model = Replica(task.build_model(spec.seed))
+    model = Replica(task.build_model(plan.seed))
     x = parts(model.x, servers.size)[servers.rank]
     g = torch.zeros_like(x)
-    optimizer = optim.make_flat(spec.optimizer, x, g, spec.lr, spec.momentum)
+    optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
     begin_together(rank, model)
-    strategy = spec.make_strategy()
-    rate = Rate(spec, optimizer, steps_per_epoch)
-    updates_per_step = 1 if strategy.lockstep else spec.workers
-    trace = Trace(spec.trace)
+    strategy = plan.made_strategy
+    rate = Rate(plan, optimizer, steps_per_epoch)
+    updates_per_step = 1 if strategy.lockstep else plan.workers
+    trace = Trace(plan.trace)
     began_s = trace.origin_s = rank.clock.now()
     comm = Metered(rank.comm, rank.clock, rank.status, trace)
 
@@ -43,7 +42,7 @@ def serve(rank: Rank, servers: Comm, spec: RunSpec, task: Task, steps_per_epoch:
         descend()
         rank.status.step += 1
 
-    server = Server(comm, rank.clock, spec.workers, x, g, step, log)
+    server = Server(comm, rank.clock, plan.workers, x, g, step, log)
     strategy.server(server)
     seconds = rank.clock.now() - began_s
     rank.tell("events", {"events": trace.take()}, b"")
