@@ -18,11 +18,12 @@ if TYPE_CHECKING:
         UserError,
         fit,
         join,
+        resume,
     )
 
 __all__ = [
     "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "fit", "join",
+    "__version__", "fit", "join", "resume",
 ]  # fmt: skip
 
 

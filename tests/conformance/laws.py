@@ -19,6 +19,7 @@ from hocket.core.worker import Worker
 from hocket.drivers.own_loop import Loop
 from hocket.drivers.serve import serve
 from hocket.drivers.team import join
+from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
 from hocket.strategies import strategy
 from hocket.tasks import Task
@@ -54,16 +55,17 @@ def spec(workers: int, **settings: Any) -> RunSpec:
 
 def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float] | None:
     """The replica (parameters and buffers) that this rank ends with; None on a server."""
-    servers = wanted.make_strategy().server_ranks()
-    wanted = dataclasses.replace(wanted, workers=rank.comm.size - servers).resolved(task)
+    servers = strategy.make(wanted.strategy).server_ranks()
+    train, test = task.load()
+    plan = resolve(dataclasses.replace(wanted, workers=rank.comm.size - servers), task, len(train))
     group = rank.comm
     if servers:
-        is_server = rank.comm.rank >= wanted.workers
+        is_server = rank.comm.rank >= plan.workers
         group = rank.comm.split(is_server)
         if is_server:
-            serve(rank, group, wanted, task, 1)
+            serve(rank, group, plan, task, 1)
             return None
-    loop = Loop(rank, group, wanted, task, *task.load())
+    loop = Loop(rank, group, plan, task, train, test)
     loop.run()
     return loop._model.replica.tolist()
 

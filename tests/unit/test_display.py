@@ -20,7 +20,7 @@ def show(shown: display.Display, workers: int) -> None:
     shown.metric("accuracy", 0.25, float("nan"))
     shown.update(statuses(workers))
     shown.note("a rank said")
-    shown.end()
+    shown.end({})
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_terminal_has_a_line_a_worker_up_to_eight(workers: int, lines: int) ->
     terminal.update(statuses(workers))
     page = Console(file=io.StringIO(), width=100, record=True)
     page.print(terminal._live.renderable)
-    terminal.end()
+    terminal.end({})
     text = page.export_text()
     shown = [line.split() for line in text.splitlines() if "doing-" in line]
     assert [(line[1], line[3], line[-1]) for line in shown] == [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +14,10 @@ from torch import nn
 import hocket
 from hocket import optim
 from hocket.core.replica import Replica
+from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Rate
 from hocket.optim.large_batch import LAMB, LARS
+from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
 
 
@@ -107,23 +112,27 @@ def test_layerwise_optimizers_run_under_a_strategy(name: str) -> None:
     assert result.test_accuracy > 0.9
 
 
+def plan(**settings: Any) -> Plan:
+    return resolve(RunSpec("tiny", **settings), tiny.task(), 24)
+
+
 def test_linear_scaling_and_warm_up() -> None:
     flat = Replica(model())
     optimizer = optim.make("sgd", flat, 0.1, 0.0)
-    rate = Rate(RunSpec("digits", workers=4, lr=0.1, scale_lr=True, warmup=2), optimizer, steps_per_epoch=5)
+    rate = Rate(plan(workers=4, lr=0.1, scale_lr=True, warmup=2), optimizer, steps_per_epoch=5)
     seen = []
     for step in range(1, 14):
         rate.set(step)
         seen.append(optimizer.param_groups[0]["lr"])
     assert seen[:10] == pytest.approx([0.1 + 0.03 * step for step in range(1, 11)])
     assert seen[10:] == pytest.approx([0.4] * 3)
-    Rate(RunSpec("digits", workers=4, lr=0.1, scale_lr=True), optimizer, 5)
+    Rate(plan(workers=4, lr=0.1, scale_lr=True), optimizer, 5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
-    Rate(RunSpec("digits", workers=4, lr=0.1), optimizer, 5)
+    Rate(plan(workers=4, lr=0.1), optimizer, 5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
 def test_the_rate_decays_from_epoch_to_epoch() -> None:
     optimizer = optim.make("sgd", Replica(model()), 0.1, 0.0)
-    rate = Rate(RunSpec("digits", workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
+    rate = Rate(plan(workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
     assert [rate.at(step) for step in range(1, 8)] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025])

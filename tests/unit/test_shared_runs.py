@@ -20,10 +20,12 @@ from hocket.core.comm import Rank
 from hocket.core.sharing import Backoff, Method, Sharing
 from hocket.core.staleness import Handling
 from hocket.drivers.compiled import kernel_for
-from hocket.drivers.own_loop import run_program
 from hocket.engines.catalogue import Listener, Program, engine
 from hocket.measure.losses import PARTS
-from hocket.run.spec import RunSpec, load_task
+from hocket.run.loading import load_task
+from hocket.run.rank import run_program
+from hocket.run.resolve import resolve
+from hocket.run.spec import RunSpec
 
 METHODS = get_args(Method)
 EPOCHS, BATCH, SAMPLES = 6, 32, 1437
@@ -77,11 +79,15 @@ def check(result: hocket.Result, method: str, batches: int) -> None:
     assert all(a["seconds"] < b["seconds"] for a, b in pairwise(result.curve))
 
 
+def kernel(task: hocket.Task, method: str) -> Any:
+    train, _ = task.load()
+    return kernel_for(resolve(RunSpec("own", strategy=method, workers=1), task, len(train)), task, train)
+
+
 @pytest.mark.parametrize("method", METHODS)
 class TestLearning:
     def test_compiled(self, method: str) -> None:
-        spec = RunSpec("digits", strategy=method)
-        assert kernel_for(spec, digits(), digits().load()[0]) is not None
+        assert kernel(digits(), method) is not None
         result = fit("digits", strategy=method, epochs=30)
         check(result, method, 30 * BATCHES)
         assert result.verdict == "finished" and result.test_accuracy > 0.9
@@ -89,7 +95,7 @@ class TestLearning:
 
     def test_any_module(self, method: str) -> None:
         task = digits(model=convolution)
-        assert kernel_for(RunSpec("digits", strategy=method), task, task.load()[0]) is None
+        assert kernel(task, method) is None
         result = fit(task, strategy=method, epochs=3)
         check(result, method, 3 * (BATCHES + 1))  # the last batches of an epoch are two small ones
         assert result.verdict == "finished" and result.test_accuracy > 0.7
@@ -108,7 +114,7 @@ class TestLearning:
         made = tiny.task(26)
         if driver == "python":
             made = dataclasses.replace(made, model=lambda: nn.Sequential(tiny.model(), nn.Identity()))
-        is_compiled = kernel_for(RunSpec("own", strategy=method), made, made.load()[0]) is not None
+        is_compiled = kernel(made, method) is not None
         assert is_compiled == (driver != "python")
         settings: dict[str, Any] = dict(workers=1, epochs=3, lr_decay=0.5)
         settings["momentum"] = 0.9
@@ -221,8 +227,8 @@ def test_processes_learn_with_every_method(name: str, monkeypatch: pytest.Monkey
     here = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(here))
     before = set(Path("/dev/shm").glob("hocket-*"))
-    spec = RunSpec("digits", strategy="mutex", engine=name, workers=2, epochs=EPOCHS).resolved(digits())
-    program = Program("test_shared_runs:every_method", dataclasses.asdict(spec))
+    plan = resolve(RunSpec("digits", strategy="mutex", workers=2, epochs=EPOCHS), digits(), SAMPLES)
+    program = Program("test_shared_runs:every_method", plan.to_json())
     ranks = engine.make(f"{name}:deadline=60").run(program, 2, Listener())
     for i, method in enumerate(METHODS):
         first, second = ranks[0][i], ranks[1][i]

@@ -20,13 +20,15 @@ from hocket.core.errors import UserError
 from hocket.core.registry import Registry, convert
 from hocket.engines.catalogue import engine
 from hocket.engines.sim import Sim
+from hocket.run import place
+from hocket.run.resolve import resolve, settled
 from hocket.run.spec import RunSpec, read_toml
 from hocket.strategies import strategy
 from hocket.strategies.local_sgd import LocalSGD
 from hocket.tasks import task
 
 # Characters beyond 0xFFFF: see test_a_spec_with_an_emoji.
-words = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1).filter(
+words = st.text(st.characters(min_codepoint=1, max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1).filter(
     lambda s: s != "none"
 )
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -51,6 +53,7 @@ FIELDS = dict(
     device=words,
     deadline=numbers,
     trace=st.integers(),
+    checkpoint_every=st.just("") | words,
     hosts=st.just("") | words,
     mpiexec=st.just("") | words,
     sim=st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Sim)]), words),
@@ -131,7 +134,9 @@ class TestResolved:
     made = tiny.task(batch=6, epochs=7, lr=0.25, momentum=0.5)
 
     def resolve(self, **given: Any) -> RunSpec:
-        return RunSpec("t", **given).resolved(self.made)
+        """What the run's folder says: the plan, and what it was made from."""
+        spec = RunSpec("t", **given)
+        return settled(spec, self.made, resolve(spec, self.made, 24), "threads")
 
     def test_takes_the_defaults_of_the_task(self) -> None:
         spec = self.resolve()
@@ -145,7 +150,10 @@ class TestResolved:
         assert spec.epochs is None
 
     def test_is_complete(self) -> None:
-        assert self.resolve().resolved(tiny.task(batch=1, epochs=1, lr=1.0)) == self.resolve()
+        other = tiny.task(batch=1, epochs=1, lr=1.0)
+        plan = resolve(self.resolve(), other, 24)
+        assert plan == resolve(RunSpec("t"), self.made, 24)
+        assert settled(self.resolve(), other, plan, "threads") == self.resolve()
 
     def test_serial_has_one_worker(self) -> None:
         assert self.resolve(strategy="serial").workers == 1
@@ -197,7 +205,7 @@ class TestCommand:
 
     def test_default_folders_do_not_collide(self, monkeypatch: pytest.MonkeyPatch) -> None:
         noon = datetime.datetime(2030, 1, 2, 12)
-        monkeypatch.setattr(cli, "datetime", SimpleNamespace(datetime=SimpleNamespace(now=lambda: noon)))
+        monkeypatch.setattr(place, "datetime", SimpleNamespace(datetime=SimpleNamespace(now=lambda: noon)))
         for _ in range(3):
             self.run("digits", "--engine", "threads", "--steps", "1", "--strategy", "local-sgd:every=2")
         base = "digits-local-sgd-20300102-120000"

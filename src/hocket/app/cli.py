@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hocket.app.options import collected, pairs, takes_settings
+from hocket.core.errors import RankFailed, UserError
+from hocket.run.signals import Interrupts
 from hocket.version import __version__
 
 if TYPE_CHECKING:
-    pass
+    from hocket.run.progress import Display
 
 app = typer.Typer(
     name="hocket",
@@ -25,9 +29,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_OPTIONS = {"show_default": False}
+_OPTIONS: dict[str, Any] = {"show_default": False}
 # The base of all of Typer's complaints about a command line, wherever this version of Typer keeps it.
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")]
+SpecFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; a run's folder has one.", **_OPTIONS)
+]
 
 
 def main() -> NoReturn:
@@ -41,38 +50,62 @@ def main() -> NoReturn:
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run the command: a user's mistake is one line and exit status 2, a failed run is 1, Ctrl-C is 130."""
-    from hocket.core.errors import RankFailed, UserError
-
+    """Run the command. A user's mistake is one line and exit status 2, a failed run is 1, one that a signal ended
+    128 and the signal's number."""
+    interrupts = Interrupts(pass_on=False)
     try:
-        status: int = app(args, standalone_mode=False) or 0
-        if status == 130:  # Typer turns Ctrl-C into this
-            _say("interrupted")
-        return status
+        with interrupts:
+            status: int = app(args, standalone_mode=False) or 0
+            if not interrupts.number:
+                return status
     except _USAGE_ERROR as error:
         _say(error.format_message().replace("\n", " "))
         return 2
     except UserError as error:
+        if frames := getattr(error, "frames", ""):
+            print(frames, file=sys.stderr)
         _say(str(error))
         return 2
     except RankFailed as failure:
-        if failure.reason.startswith("UserError: "):
-            _say(failure.reason.removeprefix("UserError: "))
-            return 2
-        if failure.traceback:
-            print(failure.traceback.rstrip(), file=sys.stderr)
-        _say(str(failure))
-        return 1
-    except (KeyboardInterrupt, typer.Abort):  # other versions of Typer
-        _say("interrupted")
-        return 130
+        return _tell(failure)
+    except (KeyboardInterrupt, typer.Abort):
+        pass
     except Exception:
         traceback.print_exc()
         return 1
+    _say("interrupted")
+    return 128 + (interrupts.number or 2)
+
+
+def _tell(failure: RankFailed) -> int:
+    """The user's lines that led to a failure if there are any, else all; then ours."""
+    from hocket.run.blame import NothingTrained, users_frames
+
+    if failure.reason.startswith("UserError: "):
+        _say(failure.reason.removeprefix("UserError: "))
+        return 2
+    frames = users_frames(failure.traceback)
+    if frames or failure.traceback:
+        print(frames or failure.traceback.rstrip(), file=sys.stderr)
+    _say(" ".join(str(failure).split()))
+    return 2 if frames and isinstance(failure, NothingTrained) else 1
 
 
 def _say(line: str) -> None:
     print(f"hocket: {line}", file=sys.stderr)
+
+
+@contextmanager
+def _display(as_json: bool) -> Iterator[Display]:
+    """Where progress is shown. For JSON, what the user's code prints goes to standard error."""
+    from hocket.app.display import AsJson, choose
+
+    if as_json:
+        out = sys.stdout
+        with redirect_stdout(sys.stderr):
+            yield AsJson(out)
+    else:
+        yield choose(quiet=False)
 
 
 def _version(wanted: bool) -> None:
@@ -94,6 +127,7 @@ def hocket(
 
 
 @app.command()
+@takes_settings("train")
 def train(
     words: Annotated[
         list[str] | None,
@@ -102,181 +136,95 @@ def train(
             help="A task (see 'hocket list') or path/to/file.py:task; then settings that override --spec.",
         ),
     ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option("--strategy", "-s", help="How workers agree, such as local-sgd:every=16. [allreduce]", **_OPTIONS),
-    ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers. [2]", **_OPTIONS)] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data. [the task's]", **_OPTIONS)] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each worker, in place of epochs.", **_OPTIONS)] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples a step of each worker. [the task's]", **_OPTIONS)] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [the task's]", **_OPTIONS)] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum. [the task's]", **_OPTIONS)] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam, adamw:weight_decay=0.1 ... [the task's]", **_OPTIONS)
-    ] = None,
-    warmup: Annotated[
-        float | None, typer.Option(help="Epochs over which the learning rate rises to its full height. [0]", **_OPTIONS)
-    ] = None,
-    scale_lr: Annotated[
-        bool | None, typer.Option("--scale-lr", help="Multiply the learning rate by the number of workers.", **_OPTIONS)
-    ] = None,
-    lr_decay: Annotated[
-        float | None, typer.Option(help="What the learning rate is multiplied by after every epoch.", **_OPTIONS)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of data order and initial weights. [0]", **_OPTIONS)] = None,
-    target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Folder with data sets, or a file of samples (logistic, svm, factorization).", **_OPTIONS),
-    ] = None,
-    test_data: Annotated[
-        str | None, typer.Option(help="File of test samples. [a fifth of the file --data]", **_OPTIONS)
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]", **_OPTIONS)] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Seconds that a rank may wait for another. [60]", **_OPTIONS)
-    ] = None,
-    sim: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Simulator: compute=2ms, latency=50us, bandwidth=10Gbit, stragglers=1x3.",
-            **_OPTIONS,
-        ),
-    ] = None,
-    hosts: Annotated[str | None, typer.Option(help="Machines for the engine mpi, such as a:4,b:4.", **_OPTIONS)] = None,
-    mpiexec: Annotated[
-        str | None, typer.Option(help="The MPI launcher. [the one installed with Hocket]", **_OPTIONS)
-    ] = None,
-    trace: Annotated[
-        int | None, typer.Option(help="Events that each rank logs one by one. [10000]", **_OPTIONS)
-    ] = None,
-    spec: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Settings from a file; a run's folder has one.", **_OPTIONS),
-    ] = None,
+    *,
+    spec: SpecFile = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the run's record. [runs/TASK-STRATEGY-TIME]", **_OPTIONS)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
-    ] = False,
+    as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Train a task under a strategy."""
-    flags = dict(
-        strategy=strategy, workers=workers, engine=engine, epochs=epochs, steps=steps, batch=batch, lr=lr,
-        momentum=momentum, optimizer=optimizer, warmup=warmup, scale_lr=scale_lr, lr_decay=lr_decay,
-        seed=seed, target=target, data=data, test_data=test_data,
-        device=device,        deadline=deadline, hosts=hosts, mpiexec=mpiexec, trace=trace,
-    )  # fmt: skip
-    from hocket.app.display import choose
-    from hocket.core.environment import launched_rank, launched_size
-    from hocket.run.spec import RunSpec, read_toml
-    from hocket.run.train import train as run_training
+    from hocket.run.place import new_folder
+    from hocket.run.train import prepare
 
-    settings = read_toml(spec) if spec else {}
-    _override(settings, {k: v for k, v in flags.items() if v is not None})
-    if sim:
-        settings["sim"] = {**settings.get("sim", {}), **_pairs(sim, "--sim")}
-    for i, word in enumerate(words or []):
-        if i == 0 and ("=" not in word or ".py:" in word or ":" in word.partition("=")[0]):
-            settings["task"] = word
-        else:
-            _override(settings, _pairs([word], "an override"))
-    run_spec = RunSpec.from_mapping(settings, str(spec) if spec else "")
-    folder = out or _default_out(run_spec)
-    result = run_training(run_spec, out=folder, force=force, display=choose(quiet=as_json))
-    if launched_size() is not None and launched_rank() != 0:
-        return  # rank 0 speaks for all
-    if as_json:
-        print(json.dumps(result.to_json()))
-    else:
+    with _display(as_json) as display:
+        training = prepare(collected(words or [], settings, spec))
+        if out is None and training.is_root:
+            names = (_short(training.plan.task), training.plan.strategy.partition(":")[0])
+            out, force = new_folder("-".join(names)), True
+        result = training.run(out, force=force, display=display)
+    if training.is_root and not as_json:
         from hocket.app.summary import summary
 
         summary(result)
 
 
-def _override(settings: dict[str, Any], new: dict[str, Any]) -> None:
-    """Later settings win; steps and epochs stand for the same thing."""
-    for key, other in (("steps", "epochs"), ("epochs", "steps")):
-        if new.get(key) not in (None, "none") and other not in new:
-            settings.pop(other, None)
-    settings |= new
-
-
-def _pairs(words: list[str], what: str) -> dict[str, str]:
-    """KEY=VALUE words as a mapping."""
-    from hocket.core.errors import UserError
-
-    pairs = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise UserError(f"{what} must be KEY=VALUE, got {word!r}")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
-def _default_out(spec: Any) -> Path:
-    """A new folder under runs/, named after what it holds."""
-    task = Path(spec.task.rpartition(":")[0]).stem if ".py:" in spec.task else spec.task.partition(":")[0]
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{task}-{spec.strategy.partition(':')[0]}-{now}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return path
+def _short(task: str) -> str:
+    """A task's name, fit for a file's."""
+    return (Path(task.rpartition(":")[0]).stem if ".py:" in task else task.partition(":")[0])[:80]
 
 
 @app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that wrote checkpoints.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as epochs=40.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its newest checkpoint, in the same folder."""
+    from hocket.app.summary import summary
+    from hocket.core.environment import launched_rank
+    from hocket.run.resume import resume as resume_run
+
+    with _display(as_json) as display:
+        result = resume_run(run, pairs(words or [], "a change"), display)
+    if not as_json and launched_rank() == 0:
+        summary(result)
+
+
+@app.command()
+@takes_settings("compare")
 def compare(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task, or path/to/file.py:task.")],
     strategy: Annotated[list[str], typer.Option("--strategy", "-s", help="A strategy; give it several times.")],
     workers: Annotated[str, typer.Option("--workers", "-n", help="Numbers of workers, such as 1,2,4.")] = "2",
-    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from 0 on.")] = 3,
-    engine: Annotated[str | None, typer.Option(help="The engine. [mpi where it can start]", **_OPTIONS)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data. [the task's]", **_OPTIONS)] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples a step of each worker. [the task's]", **_OPTIONS)] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [the task's]", **_OPTIONS)] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum. [the task's]", **_OPTIONS)] = None,
-    target: Annotated[float | None, typer.Option(help="Stop when the test metric reaches this.", **_OPTIONS)] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with data sets, or a file of samples.", **_OPTIONS)] = None,
-    test_data: Annotated[str | None, typer.Option(help="File of test samples.", **_OPTIONS)] = None,
-    sim: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)
+    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from --seed on.")] = 3,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK] [KEY=VALUE]...", help="A task, or path/to/file.py:task; then settings."),
     ] = None,
+    *,
+    spec: SpecFile = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. [runs/compare-TASK-TIME]", **_OPTIONS)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the runs in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON object, no table.")] = False,
+    **settings: Any,
 ) -> None:
     """Compare strategies on one task: interleaved runs, medians with spread, and which was fastest to the target."""
     from rich.console import Console
 
     from hocket.app.display import choose
-    from hocket.core.errors import UserError
     from hocket.lab import compare as lab
-    from hocket.run.spec import RunSpec
+    from hocket.run.place import new_folder
 
     try:
         counts = [int(word) for word in workers.split(",")]
     except ValueError:
         raise UserError(f"--workers must be numbers such as 1,2,4; got {workers!r}") from None
-    if min(counts) < 1 or seeds < 1:
-        raise UserError("--workers and --seeds must be 1 or more")
-    values = dict(
-        task=task, engine=engine, epochs=epochs, batch=batch, lr=lr, momentum=momentum, target=target, data=data,
-        test_data=test_data,
-        sim=_pairs(sim or [], "--sim"),
-    )  # fmt: skip
-    spec = RunSpec.from_mapping(values)
-    folder = out or _default_out(RunSpec(f"compare-{Path(task.rpartition(':')[0] or task).stem}", strategy="runs"))
-    rows = lab.compare(spec, strategy, counts, seeds, folder, choose(quiet=False))
-    Console(highlight=False).print(lab.table(rows))
-    print(lab.verdict(rows))
-    print(f"record: {folder}")
+    real = sys.stdout
+    with redirect_stdout(sys.stderr if as_json else real):
+        grid = lab.plan(collected(words or [], settings, spec), strategy, counts, seeds)
+        if out is None:
+            out, force = new_folder(f"compare-{_short(grid.spec.task)}"), True
+        record = lab.compare(grid, out, force, choose(quiet=as_json))
+    if as_json:
+        print(json.dumps(record))
+        return
+    Console(highlight=False).print(lab.table(grid.rows))
+    print(lab.verdict(grid.rows))
+    print(f"record: {out}")
 
 
 @app.command()
@@ -284,7 +232,7 @@ def demo(
     engine: Annotated[
         str | None, typer.Option(help="mpi, torch or threads. [mpi where it can start]", **_OPTIONS)
     ] = None,
-    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the table to a file too.", **_OPTIONS)] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the table to a file too.", **_OPTIONS)] = None,
 ) -> None:
     """Train the handwritten digits under several strategies and compare them in a table."""
     from hocket.app.demo import show
@@ -325,30 +273,16 @@ def list_() -> None:
         "allow_interspersed_args": False,
     }
 )
+@takes_settings("launch")
 def launch(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
-    workers: Annotated[int, typer.Option("--workers", "-n", help="Number of ranks.")] = 2,
-    engine: Annotated[
-        str | None, typer.Option(help="mpi, torch, threads or sim. [mpi where it can start]", **_OPTIONS)
-    ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a rank may wait for another.")] = 60.0,
-    sim: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Options of the simulator.", **_OPTIONS)
-    ] = None,
-    hosts: Annotated[str, typer.Option(help="Machines for the engine mpi, such as a:4,b:4.")] = "",
-    mpiexec: Annotated[str, typer.Option(help="The MPI launcher.")] = "",
+    **settings: Any,
 ) -> None:
     """Run your own script on every rank: 'hocket launch -n 4 script.py'."""
-    from hocket.engines import mpi
     from hocket.run.launch import launch as run_script
-    from hocket.run.spec import RunSpec
 
-    options = _pairs(sim or [], "--sim")
-    if engine is None:
-        engine = "sim" if options else "mpi" if mpi.available() is None else "threads"
-    values = dict(task="", workers=workers, engine=engine, deadline=deadline, sim=options, hosts=hosts, mpiexec=mpiexec)
-    run_script(script, context.args, RunSpec.from_mapping(values))
+    run_script(script, context.args, collected([""], settings, None))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from hocket.core.errors import UserError
 from hocket.measure.result import Result
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec
@@ -45,12 +47,14 @@ def table(results: list[Result]) -> Table:
     return found
 
 
-def show(display: Display, engine: str | None, svg: str | None = None) -> None:
+def show(display: Display, engine: str | None, svg: Path | None = None) -> None:
     """Run the demo and print its table; with `svg`, draw it to a file too."""
+    if svg is not None and (os.path.isdir(svg) or not os.access(svg.parent, os.W_OK)):
+        raise UserError(f"cannot write to {svg}; name a file in a folder that exists")
     results = demo(display, engine)
     console = Console(highlight=False, record=svg is not None, width=80 if svg else None)
     console.print(table(results))
     if svg:
         # Without Rich's web fonts: the picture needs nothing from elsewhere.
         drawing = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
-        Path(svg).write_text(drawing)
+        svg.write_text(drawing)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -63,7 +65,7 @@ class Plain:
     def note(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def end(self) -> None:
+    def end(self, record: dict[str, Any]) -> None:
         pass
 
 
@@ -72,6 +74,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
+        self._live: Live | None = None
 
     def begin(self, title: str, steps: int) -> None:
         self.note(title)
@@ -106,7 +109,8 @@ class Terminal:
             )
         if len(statuses) > MAX_LINES:
             workers.add_row(f"and {len(statuses) - MAX_LINES} more")
-        self._live.update(Group(self._progress, lines, workers))
+        if self._live is not None:
+            self._live.update(Group(self._progress, lines, workers))
 
     def metric(self, name: str, value: float | None, loss: float | None) -> None:
         self._metric = (name, _number(value), _number(loss))
@@ -114,8 +118,22 @@ class Terminal:
     def note(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def end(self) -> None:
-        self._live.stop()
+    def end(self, record: dict[str, Any]) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class AsJson(Silent):
+    """The record as one JSON object on `out`, and nothing else there; what ranks print goes to standard error."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def note(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def end(self, record: dict[str, Any]) -> None:
+        print(json.dumps(record), file=self._out, flush=True)
 
 
 def mean_step(statuses: Sequence[Status]) -> int:

@@ -12,6 +12,7 @@ import torch
 from hocket import optim
 from hocket.core.errors import CommError, UserError
 from hocket.drivers.course import Course
+from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Schedule
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.family import BROKEN_LOCK, Kernel
@@ -23,20 +24,22 @@ _making = threading.Lock()
 _kernels: WeakKeyDictionary[SampleSet, Kernel | None] = WeakKeyDictionary()
 
 
-def kernel_for(task: Task, train: SampleSet, seed: int) -> Kernel | None:
-    """The compiled worker that fits a task, if there is one. All threads share it, and so its data."""
+def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
+    """The compiled worker that fits a run, if there is one. All threads share it, and so its data."""
+    if "shared-memory" not in plan.made_strategy.needs or plan.device != "cpu":
+        return None
     with _making:
         if train not in _kernels:
-            _kernels[train] = compiled(task.build_model(seed), task.loss, train)
-        return _kernels[train]
-
-
-def check_momentum(kernel: Kernel, momentum: float, task: str) -> None:
-    if momentum and not kernel.takes_momentum:
+            _kernels[train] = compiled(task.build_model(plan.seed), task.loss, train)
+        kernel = _kernels[train]
+    if kernel is None or plan.optimizer != "sgd" or plan.warmup:
+        return None
+    if plan.momentum and not kernel.takes_momentum:
         raise UserError(
-            f"the compiled workers of task {task.partition(':')[0]} change only what a sample touches, and hold "
+            f"the compiled workers of task {plan.task.partition(':')[0]} change only what a sample touches, and hold "
             "no momentum, which would change everything; use --momentum 0, or --engine mpi"
         )
+    return kernel
 
 
 class CompiledWorkers:
@@ -47,7 +50,7 @@ class CompiledWorkers:
 
     def __init__(self, course: Course, task: Task, train: SampleSet) -> None:
         self._course, self._session, plan = course, course.session, course.plan
-        kernel = kernel_for(task, train, plan.seed)
+        kernel = kernel_for(plan, task, train)
         assert kernel is not None and kernel.dim == course.gradients.replica.x.numel(), "the kernel is another model's"
         self._kernel = kernel
         self._thread = kernel.worker(self._session.group.rank, plan.batch, plan.momentum)

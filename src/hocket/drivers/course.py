@@ -174,18 +174,19 @@ class Course:
             stop = torch.tensor([int(self.rank.brake.purpose == "stop")])
             self.session.group.all_reduce(stop, "max")
             self.rank.brake.release()
+            about = self._about(self.steps_done())
             states = self.session.gather(self._state() | position())
             if states:
-                self.rank.tell("checkpoint", self._about(), pack(self._about(), states))
+                self.rank.tell("checkpoint", about, pack(about, states))
         self._saved_at_s = self._real.now()
         if stop:
             self.verdict = "interrupted"
         return bool(stop)
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, step: int) -> dict[str, Any]:
         plan = self.plan
         names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
-        step, parameters = self.session.worker.step, self.gradients.replica.x.numel()
+        parameters = self.gradients.replica.x.numel()
         return {name: getattr(plan, name) for name in names} | {"step": step, "parameters": parameters}
 
     def _state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hocket.strategies import Strategy, strategy
 
 @dataclass(frozen=True)
 class Goal:
-    """The metric at which a run stops early."""
+    """The metric at which a run stops early; infinite is never."""
 
     value: float = math.inf
     lower_is_better: bool = False
@@ -23,6 +23,8 @@ class Goal:
         return cls()
 
     def reached(self, metric: float) -> bool:
+        if not math.isfinite(metric):
+            return False
         return metric <= self.value if self.lower_is_better else metric >= self.value
 
 
@@ -39,6 +41,7 @@ class Plan:
     """One training, decided. `strategy` and `task` are texts, so that a fresh process can make them again."""
 
     task: str
+    """Empty for an object of the user's that has no name."""
     data: str
     """Where data sets are; empty is where they are usually looked for."""
     test_data: str
@@ -61,11 +64,11 @@ class Plan:
     device: str
     trace: int
     """Events that each rank logs one by one."""
-    compiled: bool
-    """Whether workers are compiled as a whole."""
     checkpoint: Cadence
     resume: str
     """The checkpoint to go on from; empty is a new start."""
+    compiled: bool = False
+    """Whether the workers run compiled, outside Python."""
 
     @cached_property
     def made_strategy(self) -> Strategy:
@@ -77,9 +80,17 @@ class Plan:
         return self.made_strategy.server_ranks()
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """JSON has no infinity; null stands for it."""
+        values = dataclasses.asdict(self)
+        for part in ("goal", "checkpoint"):
+            values[part] = {k: None if v == math.inf else v for k, v in values[part].items()}
+        return values
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Plan:
-        nested = {"goal": Goal(**values["goal"]), "checkpoint": Cadence(**values["checkpoint"])}
+        kinds: dict[str, Any] = {"goal": Goal, "checkpoint": Cadence}
+        nested = {
+            part: kind(**{k: math.inf if v is None else v for k, v in values[part].items()})
+            for part, kind in kinds.items()
+        }
         return cls(**values | nested)

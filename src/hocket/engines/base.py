@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hocket.core.comm import Rank
-from hocket.core.errors import RankFailed, UserError
+from hocket.core.deadline import DEADLINE_S as DEADLINE_S
+from hocket.core.deadline import check_deadline as check_deadline
+from hocket.core.errors import RankFailed
 from hocket.core.registry import Registry
 from hocket.core.status import Status
 from hocket.core.worker import Need
-
-DEADLINE_S = 60.0
-"""How long a rank may wait for others, unless the user says otherwise."""
-
-
-def check_deadline(seconds: float) -> None:
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise UserError(f"deadline must be greater than 0 seconds, got {seconds:g}")
-
 
 Main = Callable[[Rank], Any]
 """What each rank runs; its result is a JSON value."""
@@ -74,9 +66,26 @@ class Engine(ABC):
     """Whether its ranks are threads that can run compiled workers beside each other."""
     spans_hosts: ClassVar[bool] = False
     """Whether it starts ranks on other machines (`hosts`)."""
+    preference: ClassVar[int] = 0
+    """Unless the user names one, the engine that can start and has the highest; 0 is never."""
+
+    @classmethod
+    def unavailable(cls) -> str:
+        """Why it cannot start here; empty if it can."""
+        return ""
+
+    @classmethod
+    def launched_by(cls) -> str:
+        """The launcher that has started this process as one of this engine's ranks; empty if none has."""
+        return ""
+
+    @classmethod
+    def room(cls, hosts: str) -> int:
+        """Ranks that a launcher has started, or that `hosts` have room for; 0 is any number."""
+        return 0
 
     def check(self, size: int) -> None:  # noqa: B027 - most engines take any number of ranks
-        """Refuse options that do not fit so many ranks."""
+        """Refuse what would keep so many ranks from starting, before anything is started or written."""
 
     def starts_processes(self) -> bool:
         """Whether `run` starts fresh processes, which can only run a `Program`."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
-from hocket.core.environment import inside_mpi
+from hocket.core.environment import inside_mpi, inside_torchrun, launched_size
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import Shared, Sharing
@@ -42,10 +42,31 @@ class Mpi(Engine):
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
     spans_hosts: ClassVar[bool] = True
+    preference: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
         slots(self.hosts)
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return available() or ""
+
+    @classmethod
+    def launched_by(cls) -> str:
+        return "mpiexec" if inside_mpi() and not inside_torchrun() else ""
+
+    @classmethod
+    def room(cls, hosts: str) -> int:
+        return (launched_size() if inside_mpi() else None) or slots(hosts)
+
+    def check(self, size: int) -> None:
+        if self.starts_processes():
+            launcher = self.launcher()
+            try:
+                _version(launcher)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UserError(f"engine mpi: cannot start {launcher}: {error}; name another with --mpiexec") from None
 
     def starts_processes(self) -> bool:
         return not inside_mpi()

@@ -29,6 +29,7 @@ class Threads(Engine):
     deadline: float = DEADLINE_S
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
     runs_compiled: ClassVar[bool] = True
+    preference: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)

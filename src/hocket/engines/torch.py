@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
-from hocket.core.environment import inside_torchrun
+from hocket.core.environment import inside_torchrun, launched_size
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import Shared, Sharing
@@ -47,6 +47,14 @@ class TorchDistributed(Engine):
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
+
+    @classmethod
+    def launched_by(cls) -> str:
+        return "torchrun" if inside_torchrun() else ""
+
+    @classmethod
+    def room(cls, hosts: str) -> int:
+        return (launched_size() if inside_torchrun() else None) or 0
 
     def starts_processes(self) -> bool:
         return not inside_torchrun()

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from hocket.core.errors import UserError
 from hocket.measure.result import Result
+from hocket.run.loading import load_task
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec
-from hocket.run.train import train
+from hocket.run.train import prepare
 from hocket.strategies import strategy
 
 
@@ -56,39 +57,60 @@ class Row:
         }
 
 
-def compare(
-    spec: RunSpec, strategies: Sequence[str], workers: Sequence[int], seeds: int, out: Path, display: Display
-) -> list[Row]:
-    """Run every strategy with every number of workers and every seed, taking turns, so that a busy moment of
-    the machine hits all alike. Writes a folder a run and compare.json."""
-    pairs = [(name, n) for name in strategies for n in workers if _possible(name, n, min(workers))]
-    if not pairs:
+@dataclass
+class Grid:
+    """The runs of a comparison: all can start, none has."""
+
+    spec: RunSpec
+    rows: list[Row]
+    seeds: range
+
+    def run_spec(self, row: Row, seed: int) -> RunSpec:
+        sim = self.spec.sim
+        if strategy.make(row.strategy).most_workers == 1:  # who is alone has no slower worker
+            sim = {key: value for key, value in sim.items() if key != "stragglers"}
+        return dataclasses.replace(self.spec, strategy=row.strategy, workers=row.workers, seed=seed, sim=sim)
+
+
+def plan(spec: RunSpec, strategies: Sequence[str], workers: Sequence[int], seeds: int) -> Grid:
+    """Every strategy with every number of workers that it runs with. Refuses what cannot run, before anything does."""
+    if min(workers) < 1 or seeds < 1:
+        raise UserError("--workers and --seeds must be 1 or more")
+    load_task(spec.task, spec.seed, spec.data, spec.test_data)  # the user's file may define strategies too
+    for what, given in (("--workers", workers), ("--strategy", [strategy.make(name) for name in strategies])):
+        if twice := [i for i, value in enumerate(given) if value in given[:i]]:
+            names = strategies if what == "--strategy" else workers
+            raise UserError(f"{what} {names[twice[0]]} is given twice; every row must be another")
+    grid = Grid(spec, [], range(spec.seed, spec.seed + seeds))
+    for name in strategies:
+        made = strategy.make(name)
+        counts = dict.fromkeys(min(n, made.most_workers) for n in workers if n >= made.fewest_workers)
+        grid.rows += [Row(name, n, []) for n in counts]
+    if not grid.rows:
         raise UserError("none of these strategies runs with these numbers of workers; see --workers")
+    for row in grid.rows:
+        prepare(grid.run_spec(row, spec.seed))
+    return grid
+
+
+def compare(grid: Grid, out: Path, force: bool, display: Display) -> dict[str, Any]:
+    """Run all rows, taking turns, so that a busy moment of the machine hits all alike. Writes a folder a run and
+    compare.json, which it returns."""
     try:
-        out.mkdir(parents=True)
+        out.mkdir(parents=True, exist_ok=force)
+    except FileExistsError:
+        raise UserError(f"{out} exists already; choose another --out, or replace the runs in it with --force") from None
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
-    rows = [Row(name, 1 if name == "serial" else n, []) for name, n in pairs]
-    for seed in range(spec.seed, spec.seed + seeds):
-        for row in rows:
-            chosen = dataclasses.replace(spec, strategy=row.strategy, workers=row.workers, seed=seed)
-            if row.strategy == "serial":  # who is alone has no slower worker
-                chosen = dataclasses.replace(chosen, sim={k: v for k, v in spec.sim.items() if k != "stragglers"})
-            name = f"{row.strategy.replace(':', '-').replace(',', '-').replace('=', '')}-{row.workers}-seed{seed}"
-            row.runs.append(train(chosen, out=out / name, display=display))
-            record = {"task": spec.task, "rows": [r.to_json() for r in rows if r.runs]}
+    record: dict[str, Any] = {}
+    for seed in grid.seeds:
+        for row in grid.rows:
+            text = row.strategy.replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
+            folder = out / f"{text[:120]}-{row.workers}-seed{seed}"
+            row.runs.append(prepare(grid.run_spec(row, seed)).run(folder, force=force, display=display))
+            record = {"task": grid.spec.task, "rows": [r.to_json() for r in grid.rows if r.runs]}
             (out / "compare.json").write_text(json.dumps(record, indent=1) + "\n")
-    return rows
-
-
-def _possible(name: str, workers: int, fewest: int) -> bool:
-    """Serial runs with one worker whatever numbers are compared; options that are wrong are refused, not skipped."""
-    if name.partition(":")[0] == "serial":
-        return workers == fewest
-    if name.partition(":")[0] == "gossip" and workers == 1:
-        return False
-    strategy.make(name).check(workers)
-    return True
+    return record
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -135,9 +157,10 @@ def verdict(rows: Sequence[Row]) -> str:
         second = rows[reached[1][1]]
         times = reached[1][0] / max(reached[0][0], 1e-12)
         line += f", {times:.2f} times as fast as the next, {second.strategy} with {_workers(second.workers)}"
-    serial = next((row for row in rows if row.strategy == "serial"), None)
-    if serial is not None and serial.time_to_target is not None and best is not serial:
-        line += f", and {serial.time_to_target / max(reached[0][0], 1e-12):.2f} times as fast as serial"
+    alone = next((row for row in rows if strategy.make(row.strategy).most_workers == 1), None)
+    if alone is not None and alone.time_to_target is not None and best is not alone:
+        times = alone.time_to_target / max(reached[0][0], 1e-12)
+        line += f", and {times:.2f} times as fast as {alone.strategy}"
     return line + "."
 
 

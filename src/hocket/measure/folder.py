@@ -16,14 +16,16 @@ _OURS = ("spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.
 class RunFolder:
     """Writes as the run goes, so that a run which is cut off can still be read."""
 
-    def __init__(self, path: Path, spec: str, *, force: bool) -> None:
+    def __init__(self, path: Path, spec: str, *, force: bool, resumed: bool = False) -> None:
+        """`force` replaces the run in the folder, `resumed` goes on with it."""
         try:
-            path.mkdir(parents=True, exist_ok=force)
-            for name in _OURS:
+            path.mkdir(parents=True, exist_ok=force or resumed)
+            for name in ("result.json",) if resumed else _OURS:
                 (path / name).unlink(missing_ok=True)
-            (path / "spec.toml").write_text(spec)
-            self._events = (path / "events.jsonl").open("w", buffering=1)
-            self._curve = (path / "curve.csv").open("w", newline="", buffering=1)
+            (path / "spec.toml").write_text(spec, encoding="utf-8")
+            mode = "a" if resumed else "w"
+            self._events = (path / "events.jsonl").open(mode, buffering=1)
+            self._curve = (path / "curve.csv").open(mode, newline="", buffering=1)
         except OSError as error:
             if isinstance(error, FileExistsError) and not force:
                 raise UserError(
@@ -39,7 +41,8 @@ class RunFolder:
     def point(self, point: dict[str, Any]) -> None:
         if self._writer is None:
             self._writer = csv.DictWriter(self._curve, list(point))
-            self._writer.writeheader()
+            if not self._curve.tell():
+                self._writer.writeheader()
         self._writer.writerow(point)
 
     def model(self, blob: bytes) -> None:

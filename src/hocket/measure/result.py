@@ -59,6 +59,8 @@ class Result:
     compile_seconds: float | None = None
     """Of compiled workers; outside the clock."""
     diverged_at_step: int | None = None
+    error: str | None = None
+    """What went wrong, in a run that failed."""
     out: str | None = None
     state: dict[str, Tensor] = field(default_factory=dict, repr=False)
 

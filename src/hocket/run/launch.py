@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from hocket.core.comm import Rank
 from hocket.core.errors import UserError
 from hocket.engines.catalogue import Listener, Program
+from hocket.run.choice import best_engine, make_engine, named_engine
+from hocket.run.resolve import WORKERS, check_numbers
 from hocket.run.spec import RunSpec
 
 
@@ -20,16 +23,17 @@ class Relay(Listener):
 
 
 def launch(script: Path, args: list[str], spec: RunSpec) -> None:
-    """Run `script` on `spec.workers` ranks of `spec.engine`; raises RankFailed if one of them does."""
-    if not script.is_file():
+    """Run `script` on so many ranks of an engine; raises RankFailed if one of them does."""
+    if not os.path.isfile(script):
         raise UserError(f"there is no script {script}")
-    spec.check()
-    assert spec.workers
-    engine = spec.make_engine()
-    engine.check(spec.workers)
-    print(f"hocket: {script.name} on {spec.workers} ranks, engine {spec.engine}", file=sys.stderr, flush=True)
+    check_numbers(spec)
+    workers = WORKERS if spec.workers is None else spec.workers
+    name = named_engine(spec)[0] or best_engine()[0]
+    engine = make_engine(spec, name, workers)
+    engine.check(workers)
+    print(f"hocket: {script.name} on {workers} ranks, engine {name}", file=sys.stderr, flush=True)
     program = Program("hocket.run.launch:run_script", {"script": str(script.resolve()), "args": args})
-    engine.run(program, spec.workers, Relay())
+    engine.run(program, workers, Relay())
 
 
 def run_script(rank: Rank, argument: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from hocket.core.status import Status
 
@@ -13,7 +13,8 @@ class Display(Protocol):
     def update(self, statuses: Sequence[Status]) -> None: ...
     def metric(self, name: str, value: float | None, loss: float | None) -> None: ...
     def note(self, line: str) -> None: ...
-    def end(self) -> None: ...
+    def end(self, record: dict[str, Any]) -> None:
+        """The run is over; `record` is what result.json holds."""
 
 
 class Silent:
@@ -31,5 +32,5 @@ class Silent:
     def note(self, line: str) -> None:
         pass
 
-    def end(self) -> None:
+    def end(self, record: dict[str, Any]) -> None:
         pass

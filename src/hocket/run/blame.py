@@ -1,0 +1,63 @@
+"""Whose mistake it was: errors out of the user's own functions, shown by the user's lines and one of ours."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hocket.core.errors import RankFailed, UserError
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+')
+_NOT_USERS = (str(Path(__file__).parents[1]), *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+class TaskError(UserError):
+    """A function of the user's task raised, or gave what it must not. `frames` are the user's lines that led there."""
+
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self.frames = frames
+
+
+class NothingTrained(RankFailed):
+    """A rank failed before the first step was taken."""
+
+    @classmethod
+    def of(cls, failure: RankFailed) -> NothingTrained:
+        return cls(failure.rank, failure.operation, failure.reason, failure.traceback)
+
+
+@contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Turn what the user's function `what` raises into one line about it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        frames = users_frames("".join(traceback.format_tb(error.__traceback__)))
+        raise TaskError(f"{what} raised {one_line(error)}", frames) from error
+
+
+def users_frames(text: str) -> str:
+    """The frames of a formatted traceback that are neither Hocket's nor a library's: of the last error, if several."""
+    kept: list[str] = []
+    keep = False
+    for line in text.rpartition("Traceback (most recent call last):\n")[2].splitlines():
+        if found := _FRAME.match(line):
+            keep = not found["file"].startswith(("<", *_NOT_USERS))
+        elif not line.startswith("    "):
+            keep = False
+        if keep:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as `Kind: what it says`, on one line of bearable length."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -1,0 +1,241 @@
+"""What the ranks tell, kept: the run's folder, the display and the Result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import traceback as tb
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hocket.core.errors import RankFailed
+from hocket.core.status import Status
+from hocket.drivers.plan import Plan
+from hocket.engines.catalogue import Listener
+from hocket.measure.losses import PARTS
+from hocket.measure.result import Result, Verdict, staleness_summary, versions
+from hocket.run.blame import NothingTrained
+from hocket.run.checkpoints import checkpoint_name
+from hocket.run.place import Place
+from hocket.run.progress import Display
+from hocket.tasks import Task
+
+WORKER_KEYS = (
+    "seconds", "compute", "communication", "waiting", "bytes_sent", "messages", "steps", "samples", "own_metric",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What is recorded of a run and known before it begins."""
+
+    plan: Plan
+    task: Task
+    engine: str
+    """As the spec names it."""
+    virtual_time: bool
+    target: float | None
+    """The metric whose time is taken: the run's goal, or the task's own."""
+    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Of a run that goes on, the points before."""
+
+
+class Recorder(Listener):
+    """Hears the ranks, keeps the folder and the display up to date, and makes the Result."""
+
+    def __init__(self, about: About, place: Place | None, display: Display) -> None:
+        self._about, self._place, self._display = about, place, display
+        self._curve = list(about.curve)
+        self._statuses: Sequence[Status] = []
+        self._model = b""
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
+        """Run, and write down what came of it, however it ends."""
+        try:
+            self._display.begin(title, self._about.plan.steps)
+            result = self._finished(run())
+        except KeyboardInterrupt:
+            self._close(self._cut_off("interrupted", "interrupted by the user"))
+            raise
+        except RankFailed as failure:
+            self.failed(failure)
+            if any(status.step for status in self._statuses):
+                raise
+            raise NothingTrained.of(failure) from failure
+        except BaseException:
+            self._close(self._cut_off("crashed", tb.format_exc()))
+            raise
+        self._close(result.to_json())
+        return result
+
+    def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
+        self._begun()
+        folder = self._place.folder if self._place else None
+        match kind:
+            case "events" if folder:
+                for event in data["events"]:
+                    folder.event(rank, event)
+            case "point":
+                self._curve.append(data)
+                self._display.metric(self._about.task.metric_name, data[self._metric_key()], data["train_loss"])
+                if folder:
+                    folder.point(data)
+            case "note":
+                self._display.note(data["line"])
+            case "model":
+                self._model = blob
+                if folder:
+                    folder.model(blob)
+            case "checkpoint" if folder:
+                folder.checkpoint(checkpoint_name(data["step"]), blob)
+
+    def output(self, line: str) -> None:
+        self._display.note(line)
+
+    def tick(self, statuses: Sequence[Status]) -> None:
+        self._statuses = statuses[: self._about.plan.workers]  # servers have no progress of their own
+        if any(status.step for status in self._statuses):
+            self._begun()
+        self._display.update(self._statuses)
+
+    def failed(self, failure: RankFailed) -> None:
+        self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
+
+    def _begun(self) -> None:
+        """Training has begun: now the record may take the place of another."""
+        if self._place and not self._place.folder:
+            with self._lock:
+                self._place.open()
+
+    def _metric_key(self) -> str:
+        return f"test_{self._about.task.metric_name}"
+
+    def _close(self, record: dict[str, Any]) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._display.end(record)
+        if self._place:
+            if self._place.folder:
+                self._place.folder.finish(record)
+            self._place.close()
+
+    def _finished(self, everyone: list[dict[str, Any]]) -> Result:
+        self._begun()
+        workers = self._about.plan.workers
+        reports, servers = everyone[:workers], everyone[workers:]
+        first = reports[0]
+        histogram: Counter[int] = Counter()
+        for report in servers or reports:  # where there are servers, updates happen there
+            histogram.update({int(k): v for k, v in report["staleness"].items()})
+        if self._place and (dropped := sum(r["dropped_events"] for r in everyone)):
+            why = f"trace={self._about.plan.trace}"
+            self._place.open().event(-1, {"event": "not-logged", "count": dropped, "why": why})
+        simulated = self._about.virtual_time
+        return Result(
+            **self._known(_curve_of(reports)),
+            verdict=_verdict_of(reports),
+            seconds=first["real_seconds"] if simulated else first["seconds"],
+            virtual_seconds=first["seconds"] if simulated else None,
+            samples_per_s=sum(r["samples"] for r in reports) / max(first["seconds"], 1e-9),
+            steps=first["steps_done"],
+            epochs=first["epochs"],
+            bytes_sent=sum(r["bytes_sent"] for r in everyone),
+            staleness=staleness_summary(histogram),
+            per_worker=[{k: r[k] for k in WORKER_KEYS if k in r} for r in reports],
+            consensus_distance=first["consensus_distance"],
+            parameters=first["parameters"],
+            time_to_loss=_middle([r["time_to_loss"] for r in reports]),
+            shared=first.get("shared"),
+            compile_seconds=first.get("compile_seconds"),
+            diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
+            state=self._state(),
+        )
+
+    def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
+        """The record of a run that did not end by itself: all is as of the last point of its learning curve."""
+        curve = _joined([], self._curve)
+        last = curve[-1] if curve else {"step": 0, "epoch": 0.0, "seconds": 0.0}
+        record: dict[str, Any] = {f.name: None for f in dataclasses.fields(Result) if f.name != "state"}
+        record |= self._known(curve)
+        record[self._metric_key()] = record.pop("test_metric")
+        return record | {
+            "verdict": verdict,
+            "error": error,
+            "virtual_seconds" if self._about.virtual_time else "seconds": last["seconds"],
+            "steps": last["step"],
+            "epochs": last["epoch"],
+            "per_worker": [{"steps": s.step, "samples": s.samples} for s in self._statuses],
+        }
+
+    def _known(self, curve: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is known of a run however it ended."""
+        plan, task, key = self._about.plan, self._about.task, self._metric_key()
+        last, target = curve[-1] if curve else {}, self._about.target
+        reached = (
+            point["seconds"]
+            for point in curve
+            if target is not None and point[key] is not None and task.reached(point[key], target)
+        )
+        return dict(
+            task=plan.task or "task",
+            strategy=plan.strategy,
+            engine=self._about.engine,
+            workers=plan.workers,
+            seed=plan.seed,
+            train_loss=last.get("train_loss"),
+            test_loss=last.get("test_loss"),
+            metric=task.metric_name,
+            test_metric=last.get(key),
+            target=target,
+            time_to_target=next(reached, None),
+            curve=curve,
+            versions=versions(),
+            out=str(self._place.path) if self._place else None,
+        )
+
+    def _state(self) -> dict[str, Tensor]:
+        from safetensors.torch import load
+
+        return load(self._model) if self._model else {}
+
+
+def _verdict_of(reports: Sequence[dict[str, Any]]) -> Verdict:
+    """What one worker has seen holds for all; the worst counts."""
+    verdicts: tuple[Verdict, ...] = ("interrupted", "diverged", "reached-target")
+    return next((v for v in verdicts if any(r["verdict"] == v for r in reports)), "finished")
+
+
+def _curve_of(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points of all workers. Where they did not meet, only now is the loss of an epoch known over all of them."""
+    curve = _joined([], [point for report in reports for point in report["curve"]])
+    for point in curve:
+        epoch = str(round(point["epoch"]) - 1)
+        sums = [report["epoch_losses"][epoch] for report in reports if epoch in report["epoch_losses"]]
+        samples = sum(n for _, n, _ in sums)
+        if sums and samples:
+            loss = sum(total for total, _, _ in sums) / samples
+            point["train_loss"] = loss if math.isfinite(loss) else None
+    return curve
+
+
+def _joined(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One learning curve, a point a step; where both have one, the later counts."""
+    points = {point["step"]: point for point in [*before, *after]}
+    return [points[step] for step in sorted(points)]
+
+
+def _middle(times: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """For each part of the initial loss, when the workers were there: the median, None if fewer than half were."""
+    found: dict[str, float | None] = {}
+    for part in (f"{p:g}" for p in PARTS):
+        reached = sorted(t.get(part, math.inf) for t in times)
+        middle = reached[(len(reached) - 1) // 2]
+        found[part] = middle if math.isfinite(middle) else None
+    return found

@@ -1,0 +1,149 @@
+"""RunSpec -> Plan: every default filled in, and what cannot run refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from hocket import optim
+from hocket.core.deadline import check_deadline
+from hocket.core.errors import UserError
+from hocket.core.registry import convert
+from hocket.core.shard import Shards
+from hocket.core.units import seconds
+from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.run.spec import RunSpec, settings, type_of
+from hocket.strategies import Strategy, strategy
+from hocket.tasks import Task
+
+WORKERS = 2
+"""How many workers, unless the strategy or the user says otherwise."""
+LARGEST_LR = 1e38
+"""What a float32 can hold."""
+MOST = 2**53
+"""Whole numbers beyond it are none any more once they have been floats."""
+
+
+def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
+    """The plan that a spec stands for. `samples` is how many the task trains on."""
+    check_numbers(spec)
+    chosen = strategy.make(spec.strategy)
+    workers = default_workers(chosen) if spec.workers is None else spec.workers
+    chosen.check(workers)
+    optimizer: str = _given(spec, task, "optimizer")
+    batch: int = _given(spec, task, "batch")
+    lr: float = _given(spec, task, "lr")
+    _check_batch(workers, batch, samples)
+    if lr * (workers if spec.scale_lr else 1) > LARGEST_LR:
+        raise UserError(f"lr must be at most {LARGEST_LR:g} (for all workers together), got {lr:g}")
+    return Plan(
+        task=spec.task,
+        data=spec.data or "",
+        test_data=spec.test_data or "",
+        strategy=spec.strategy,
+        workers=workers,
+        steps=spec.steps or Shards(samples, workers, batch, spec.seed).steps * _given(spec, task, "epochs"),
+        batch=batch,
+        lr=lr,
+        lr_decay=_given(spec, task, "lr_decay"),
+        scale_lr=spec.scale_lr,
+        warmup=spec.warmup,
+        momentum=_momentum(spec, task, optimizer),
+        optimizer=optimizer,
+        seed=spec.seed,
+        goal=Goal.never() if spec.target is None else Goal(spec.target, task.lower_is_better),
+        device=spec.device,
+        trace=spec.trace,
+        checkpoint=cadence(spec.checkpoint_every),
+        resume="",
+    )
+
+
+def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
+    """The spec with all that was decided, so that it alone reproduces the run."""
+    names = ("workers", "batch", "lr", "lr_decay", "momentum", "optimizer")
+    decided = {name: getattr(plan, name) for name in names}
+    epochs = None if spec.steps is not None else _given(spec, task, "epochs")
+    return dataclasses.replace(spec, engine=engine, epochs=epochs, **decided)
+
+
+def default_workers(chosen: Strategy) -> int:
+    return min(max(WORKERS, chosen.fewest_workers), chosen.most_workers)
+
+
+def cadence(text: str) -> Cadence:
+    """`2` is epochs, `10min` a time, nothing never."""
+    if not text:
+        return Cadence()
+    if text.isdecimal() and 0 < int(text) < MOST:
+        return Cadence(epochs=int(text))
+    try:
+        if not text.replace(".", "").isdecimal() and (every := seconds(text, "")) > 0:
+            return Cadence(seconds=every)
+    except UserError:
+        pass
+    raise UserError(f"checkpoint_every: cannot read {text!r}; write whole epochs like 2, or a time like 30s, 10min, 1h")
+
+
+def check_numbers(spec: RunSpec) -> None:
+    """Refuse numbers that make no sense whatever is trained."""
+    if spec.epochs is not None and spec.steps is not None:
+        raise UserError("give epochs or steps, not both")
+    for name in settings():
+        value = getattr(spec, name)
+        if isinstance(value, (int, float)):
+            _check_number(name, value)
+    if not 0 <= spec.seed < 2**40:
+        raise UserError(f"seed must be 0 or more and less than 2**40, got {spec.seed}")
+    if spec.trace < 0:
+        raise UserError(f"trace must be 0 or more, got {spec.trace}")
+    check_deadline(spec.deadline)
+    cadence(spec.checkpoint_every)
+
+
+def _check_number(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise UserError(f"{name} must be finite, got {value}")
+    if isinstance(value, int) and abs(value) > MOST:
+        raise UserError(f"{name} must be at most 2**53, got a number of {len(str(abs(value)))} digits")
+    match name:
+        case "workers" | "epochs" | "steps" | "batch" if value < 1:
+            raise UserError(f"{name} must be 1 or more, got {value}")
+        case "lr" if value <= 0:
+            raise UserError(f"lr must be greater than 0, got {value:g}")
+        case "lr_decay" if not 0 < value <= 1:
+            raise UserError(f"lr_decay must be greater than 0 and at most 1, got {value:g}")
+        case "momentum" if not 0 <= value < 1:
+            raise UserError(f"momentum must be at least 0 and less than 1, got {value:g}")
+        case "warmup" if not 0 <= value <= MOST:
+            raise UserError(f"warmup must be 0 or more epochs, got {value:g}")
+
+
+def _given(spec: RunSpec, task: Task, name: str) -> Any:
+    """What the spec says, or else the task."""
+    value = getattr(spec, name)
+    if value is None:
+        value = convert(getattr(task, name), type_of(settings()[name]), f"Task.{name}")
+        if isinstance(value, (int, float)):
+            _check_number(name, value)
+    return value
+
+
+def _momentum(spec: RunSpec, task: Task, optimizer: str) -> float:
+    takes_it = optim.takes_momentum(optimizer)
+    if spec.momentum and not takes_it:
+        raise UserError(f"optimizer {optimizer} takes no momentum; leave --momentum out, or use --optimizer sgd")
+    return float(_given(spec, task, "momentum")) if takes_it else 0.0
+
+
+def _check_batch(workers: int, batch: int, samples: int) -> None:
+    shard = samples // workers
+    if shard == 0:
+        raise UserError(f"{workers} workers cannot share {samples} samples; use --workers {samples} or fewer")
+    if batch > shard:
+        together = "1 worker" if workers == 1 else f"{workers} workers"
+        raise UserError(
+            f"batch {batch} is larger than a worker's shard of {shard} samples "
+            f"({samples} samples, {together}); use --batch {shard} or fewer workers"
+        )

@@ -1,0 +1,65 @@
+"""Going on with a run from its newest checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hocket.core.errors import UserError
+from hocket.measure.result import Result
+from hocket.run.checkpoints import newest, step_of
+from hocket.run.progress import Display
+from hocket.run.spec import RunSpec, override, read_toml, settings
+from hocket.run.train import Training, prepare
+
+
+def resume(folder: Path, changes: Mapping[str, Any], display: Display) -> Result:
+    """Run on in the same folder, with some settings changed."""
+    if not os.path.isfile(folder / "spec.toml"):
+        raise UserError(f"{folder} is no run's folder: it has no spec.toml; give the folder that 'hocket train' made")
+    values = read_toml(folder / "spec.toml")
+    before = RunSpec.from_mapping(values, str(folder / "spec.toml"))
+    override(values, dict(changes))
+    after = RunSpec.from_mapping(values)
+    _check_changes(before, after)
+    checkpoint = newest(folder)
+    if not checkpoint and not before.checkpoint_every:
+        raise UserError(f"{folder} has no checkpoint to go on from; train anew, with --checkpoint-every 1")
+    training = prepare(after, resume=str(checkpoint.resolve()) if checkpoint else "")
+    _check_unfinished(folder, before, training)
+    if not checkpoint:
+        display.note(f"{folder} had not come to its first checkpoint: it starts from the beginning")
+        return training.run(folder, force=True, display=display)
+    if (step := step_of(checkpoint)) >= training.plan.steps:
+        raise UserError(f"{folder} has done {step} of {training.plan.steps} steps; give it more, such as epochs=N")
+    return training.run(folder, display=display)
+
+
+def _check_changes(before: RunSpec, after: RunSpec) -> None:
+    for name, declared in settings().items():
+        old, new = getattr(before, name), getattr(after, name)
+        if declared.metadata["fixed"] and old != new:
+            raise UserError(f"a run is resumed with its own {name} ({old}); train anew for another")
+    old, new = (spec.strategy.partition(":")[0] for spec in (before, after))
+    if old != new:
+        raise UserError(f"a run is resumed with its own strategy ({old}); train anew for another")
+
+
+def _check_unfinished(folder: Path, before: RunSpec, training: Training) -> None:
+    """Refuse a run that has nothing left to do."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        verdict, steps = str(result["verdict"]), int(result["steps"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return  # it was cut off before it could say
+    after = training.spec
+    if verdict == "finished" and steps >= training.plan.steps:
+        raise UserError(f"{folder} is finished after {steps} steps; give it more, such as epochs=N")
+    if verdict == "reached-target" and before.target == after.target:
+        raise UserError(f"{folder} has reached its target {after.target:g}; give it another, such as target=none")
+    if verdict == "diverged" and dataclasses.replace(before, epochs=None) == dataclasses.replace(after, epochs=None):
+        raise UserError(f"{folder} has diverged; change what made it, such as lr=VALUE")

@@ -1,0 +1,63 @@
+"""One batch through the user's model, loss and metric, before anything is started or written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket import optim
+from hocket.core.errors import UserError
+from hocket.core.replica import Replica
+from hocket.drivers.plan import Plan
+from hocket.run.blame import TaskError, blaming
+from hocket.run.loading import seeded
+from hocket.tasks import SampleSet, Task
+
+
+def try_out(plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> Replica:
+    """Do what every rank will do, with a model that is thrown away: a mistake shows here."""
+    with seeded(plan.seed):
+        with blaming("Task.model"):
+            model = Replica(task.build_model(plan.seed))
+        _check_optimizer(plan, model)
+        if plan.device == "cpu":  # elsewhere, only ranks touch the device
+            model.model.train()
+            loss = _call(task.loss, "loss", model, train, plan.batch)
+            if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+                raise TaskError(f"Task.loss must return one number as a tensor with a gradient; it gave {_shape(loss)}")
+            model.model.eval()
+            metric = _call(task.metric, "metric", model, test, plan.batch)
+            if not (isinstance(metric, (int, float)) or (isinstance(metric, Tensor) and metric.numel() == 1)):
+                raise TaskError(f"Task.metric must return one number; it gave {_shape(metric)}")
+    return model
+
+
+def _call(function: Any, name: str, model: Replica, samples: SampleSet, count: int) -> Any:
+    with blaming("Task.data"):
+        inputs, targets = samples.take(torch.arange(min(count, len(samples))))
+    with blaming("Task.model"):
+        output = model.model(inputs)
+    with blaming(f"Task.{name}"):
+        return function(output, targets)
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Tensor):
+        kept = "" if value.requires_grad else " without one"
+        return f"a tensor of shape {list(value.shape)}{kept}"
+    return f"a {type(value).__name__}"
+
+
+def _check_optimizer(plan: Plan, model: Replica) -> None:
+    if plan.servers > model.x.numel():
+        raise UserError(f"{plan.servers} servers cannot share {model.x.numel()} parameters; use fewer servers")
+    try:
+        optim.make(plan.optimizer, model, plan.lr, plan.momentum)
+        if plan.servers:
+            optim.make_flat(plan.optimizer, model.x, model.g, plan.lr, plan.momentum)
+    except UserError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"optimizer {plan.optimizer}: {error}") from error
