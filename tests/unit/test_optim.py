@@ -127,3 +127,19 @@ def test_the_rate_decays_from_epoch_to_epoch() -> None:
     optimizer = optim.make("sgd", Replica(model()), 0.1, 0.0)
     rate = Rate(RunSpec("digits", workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
     assert [rate.at(step) for step in range(1, 8)] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025])
+
+
+def test_the_short_step_follows_a_state_that_is_loaded() -> None:
+    """Loading replaces the optimizer's groups and its state; the rate set afterwards counts, and so does the velocity."""
+    saved = optim.make("sgd", Replica(model()), 0.1, 0.9).state_dict()
+    flat = Replica(model())
+    optimizer = optim.make("sgd", flat, 0.1, 0.9)
+    step = optim.step_of(optimizer)
+    saved["state"] = {0: {"momentum_buffer": torch.full_like(flat.x, 10.0)}}
+    optimizer.load_state_dict(saved)
+    optimizer.param_groups[0]["lr"] = 0.5
+    before = flat.x.clone()
+    flat.g.fill_(1.0)
+    step()
+    torch.testing.assert_close(flat.x, before - 0.5 * (0.9 * 10.0 + 1.0))
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].allclose(torch.tensor(10.0))

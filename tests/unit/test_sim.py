@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from itertools import pairwise
 from typing import Any
@@ -321,3 +322,9 @@ def test_the_result_does_not_depend_on_the_times() -> None:
     for name in quick.state:
         assert torch.equal(quick.state[name], slow.state[name])
         assert torch.equal(quick.state[name], threads.state[name])
+
+
+def test_the_users_random_numbers_stay_as_they_were() -> None:
+    state = random.getstate()
+    on_sim(lambda rank: rank.clock.charge(1.0), 3, compute="lognormal:1ms:0.3", ties=4)
+    assert random.getstate() == state

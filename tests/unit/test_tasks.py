@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import nn
 
+import hocket
 from hocket.core.errors import UserError
 from hocket.tasks import Task, accuracy, digits, files, mnist, task
+from hocket.tasks.base import compiled
 from hocket.tasks.files import DataFile
 
 CONTENT = {"one.gz": b"first file" * 100, "two.gz": b"second file" * 100}
@@ -291,6 +293,31 @@ class TestFiles:
         for rank in ranks:
             rank.join()
         assert sorted(fetched) == sorted(CONTENT)
+
+
+class OwnKernel(nn.Module):
+    """A user's module, which happens to have a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.zeros(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.kernel
+
+
+def test_a_users_kernel_is_no_compiled_gradient() -> None:
+    data = torch.randn(16, 2), torch.zeros(16, dtype=torch.long)
+    made = Task(OwnKernel, (data, data), batch=4, epochs=1)
+    result = hocket.fit(made, strategy="hogwild", engine="threads", workers=2, progress=False)
+    assert result.verdict == "finished" and set(result.state) == {"kernel"}
+
+
+def test_the_models_that_bring_a_compiled_gradient() -> None:
+    for name in ("svm", "logistic", "factorization"):
+        made = task.make(name).make(0, None)
+        assert compiled(made.build_model(0), made.loss, made.load()[0]) is not None
+        assert compiled(made.build_model(0), nn.functional.l1_loss, made.load()[0]) is None
 
 
 def test_tasks_are_found_by_name() -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import random
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +130,8 @@ class SimWorld(World):
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
         self._deadlock = ""
-        self._core = random.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
+        # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
+        self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
 
     def begin(self) -> None:
         for rank, baton in enumerate(self._batons):

@@ -97,15 +97,16 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return optimizer.step
-    (group,) = optimizer.param_groups
-    (flat,) = group["params"]
-    x, state = flat.data, optimizer.state[flat]
+    (flat,) = optimizer.param_groups[0]["params"]
+    x = flat.data
 
     def step() -> None:
+        group = optimizer.param_groups[0]  # looked up each time, as the state is: loading a state replaces both
         direction = -flat.grad if group["maximize"] else flat.grad
         if group["weight_decay"]:
             direction = direction.add(x, alpha=group["weight_decay"])
         if momentum := group["momentum"]:
+            state = optimizer.state[flat]
             velocity = state.get("momentum_buffer")
             if velocity is None:
                 velocity = state["momentum_buffer"] = direction.clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,11 +146,18 @@ def make_task(recipe: Recipe, seed: int, data: Path | None, test_data: Path | No
     return recipe.make(seed, data, test_data)  # type: ignore[call-arg]
 
 
+class BringsKernel(nn.Module, ABC):
+    """A model that brings its training in compiled form. A base class, since users' modules have a `kernel` too."""
+
+    @abstractmethod
+    def kernel(self, loss: Callable[..., Tensor], samples: Any) -> Kernel | None:
+        """The compiled gradient with this loss on these samples; None where it has none for them."""
+
+
 def compiled(model: nn.Module, loss: Callable[[Any, Any], Tensor], train: SampleSet) -> Kernel | None:
     """The compiled gradient of a model, if there is one: the model brings it, or it is a perceptron."""
-    bring: Callable[..., Kernel | None] | None = getattr(model, "kernel", None)
-    if bring is not None:
-        return bring(loss, train.samples)
+    if isinstance(model, BringsKernel):
+        return model.kernel(loss, train.samples)
     from hocket.kernels.models.dense import DenseKernel  # Numba takes half a second to import
 
     return DenseKernel.recognise(model, loss, train.samples)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from hocket.core.errors import UserError
 from hocket.tasks import ratings
-from hocket.tasks.base import Task, task
+from hocket.tasks.base import BringsKernel, Task, task
 from hocket.tasks.linear import HELD_OUT, decayed
 from hocket.tasks.ratings import Ratings
 
@@ -30,7 +30,7 @@ Pairs = tuple[Tensor, Tensor]
 """[samples, 2] with a user and an item each, and their ratings."""
 
 
-class Factors(nn.Module):
+class Factors(BringsKernel):
     """rating = mean + bias of the user + bias of the item + product of their factors (Koren et al. 2009, equation 4).
 
     In training l2 / 2 times the square of every number that a rating depends on is added to its error.
@@ -58,7 +58,6 @@ class Factors(nn.Module):
         return self.mean + b + c + (p * q).sum(1)
 
     def kernel(self, loss: Callable[..., Tensor], samples: Any) -> Kernel | None:
-        """This model's training, compiled."""
         if loss is not F.mse_loss or not isinstance(samples, tuple):
             return None
         from hocket.kernels.models.factors import FactorKernel  # Numba takes half a second to import

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from hocket.core.errors import UserError
 from hocket.tasks import svmlight
-from hocket.tasks.base import Task, task
+from hocket.tasks.base import BringsKernel, Task, task
 from hocket.tasks.svmlight import Table
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class SparseRows(Dataset[tuple[SparseBatch, Tensor]]):
         return batch, torch.from_numpy(self.targets[chosen])
 
 
-class SparseLinear(nn.Module):
+class SparseLinear(BringsKernel):
     """A weight for each column, and a bias; training penalises the weights of the columns that a row has.
 
     The penalty of weight w_j in a row is l2 w_j^2 / (2 d_j), where d_j training rows have column j (HOGWILD!, Niu et
@@ -132,7 +132,6 @@ class SparseLinear(nn.Module):
         return scores.index_add(0, batch.rows, weights * batch.values)
 
     def kernel(self, loss: Callable[..., Tensor], samples: Any) -> Kernel | None:
-        """This model's training, compiled."""
         if loss not in (logistic_loss, hinge_loss) or not isinstance(samples, SparseRows):
             return None
         from hocket.kernels.models.sparse import SparseKernel  # Numba takes half a second to import
