@@ -130,7 +130,7 @@ def test_the_rate_decays_from_epoch_to_epoch() -> None:
 
 
 def test_the_short_step_follows_a_state_that_is_loaded() -> None:
-    """Loading replaces the optimizer's groups and its state; the rate set afterwards counts, and so does the velocity."""
+    """Loading replaces groups and state; the rate set afterwards counts, and so does the velocity."""
     saved = optim.make("sgd", Replica(model()), 0.1, 0.9).state_dict()
     flat = Replica(model())
     optimizer = optim.make("sgd", flat, 0.1, 0.9)

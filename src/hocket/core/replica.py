@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
+from hocket.core.modules import check_module
 
 
 class Weighted:
@@ -40,6 +41,7 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        check_module(model)
         self.model = model.to(device) if device is not None else model
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not named:
