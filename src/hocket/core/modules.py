@@ -60,8 +60,8 @@ def _check_ties(tensors: list[tuple[str, Tensor]]) -> None:
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """The bytes of its storage that it lies in: from, to."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    width, first = tensor.element_size(), tensor.storage_offset()
+    reach = sum((int(size) - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    width, first = tensor.element_size(), int(tensor.storage_offset())
     return first * width, (first + reach + 1) * width
 
 

@@ -18,6 +18,7 @@ from hocket.core.errors import UserError
 from hocket.tasks import ratings
 from hocket.tasks.base import BringsKernel, Task, task
 from hocket.tasks.linear import HELD_OUT, decayed
+from hocket.tasks.memory import check_fits
 from hocket.tasks.ratings import Ratings
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 # The generated set: products of a few factors, and noise.
 USERS, ITEMS, TRUE_RANK, RATINGS, NOISE = 500, 300, 4, 40_000, 0.3
+
+COPIES = 3
+"""Of each parameter, at least: the model as it is made, the flat vector, and its gradient."""
 
 Pairs = tuple[Tensor, Tensor]
 """[samples, 2] with a user and an item each, and their ratings."""
@@ -93,6 +97,11 @@ class Factorization:
         def model() -> Factors:
             (pairs, values), (test_pairs, _) = samples()
             users, items = (torch.maximum(pairs.amax(0), test_pairs.amax(0)) + 1).tolist()
+            check_fits(
+                COPIES * 4 * (users + items) * (self.rank + 1),
+                f"task factorization: {self.rank} factors of {users} users and {items} items",
+                "choose a smaller rank",
+            )
             return Factors(users, items, self.rank, float(values.mean()), self.l2)
 
         return Task(
