@@ -334,7 +334,8 @@ class TestFields:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("model", None), ("model", "net"), ("model", torch.zeros(9, 9)), ("loss", "mse"), ("metric", 0.5), ("metric_name", None),
+            ("model", None), ("model", "net"),
+            ("model", torch.zeros(9, 9)), ("loss", "mse"), ("metric", 0.5), ("metric_name", None),
             ("metric_name", ""), ("metric_name", "a\nb"), ("metric_name", "loss"), ("optimizer", torch.optim.SGD),
             ("lower_is_better", "yes"), ("target", "high"), ("target", float("nan")), ("target", True),
             ("epochs", 0), ("epochs", "10"), ("epochs", 2.5), ("epochs", None), ("epochs", True), ("batch", 0),
@@ -382,9 +383,7 @@ class TestMemory:
         path = tmp_path / "rows.svm"
         path.write_text("1 1:1\n-1 268435456:1\n" * 5)
         monkeypatch.setattr(memory, "machine_bytes", lambda: 16 * 10**9)
-        with pytest.raises(
-            UserError, match=r"11.8 GB a worker, and this machine has 16.0 GB; number columns"
-        ) as caught:
+        with pytest.raises(UserError, match=r"11.8 GB a worker, .* has 16.0 GB; number the columns") as caught:
             task.make("svm").make(0, path).load()
         assert str(path) in str(caught.value) and "column up to 268435456" in str(caught.value)
 

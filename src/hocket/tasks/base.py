@@ -102,7 +102,8 @@ class Task:
             try:
                 return copy.deepcopy(self.model)
             except Exception as error:
-                raise UserError(f"Task.model cannot be copied ({error}); give a function that makes it") from error
+                why = shown(error)
+                raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
         with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.model()
