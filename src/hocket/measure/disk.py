@@ -42,14 +42,15 @@ def _sync(folder: Path) -> None:
 
 
 class Log:
-    """A file that grows by whole lines; half a line that a kill left at its end is cut off."""
+    """A file that grows by whole lines; half a line that a kill left at its end is cut off.
 
-    def __init__(self, path: Path) -> None:
+    On a full disk it gives up to `spare` bytes of its end back, for what matters more.
+    """
+
+    def __init__(self, path: Path, spare: int = 0) -> None:
         self._file = path.open("ab+", buffering=0)
-        size = self._file.seek(0, os.SEEK_END)
-        begin = self._file.seek(max(0, size - LONGEST_LINE))
-        self._size = begin + self._file.read().rfind(b"\n") + 1
-        self._file.truncate(self._size)
+        self._spare = spare
+        self._cut(self._file.seek(0, os.SEEK_END))
 
     def add(self, lines: str) -> None:
         rest = memoryview(lines.encode())
@@ -59,9 +60,15 @@ class Log:
                 rest = rest[self._file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self._size)
+                self._cut(self._size - min(self._spare, self._size // 2))
             raise
         self._size = size
+
+    def _cut(self, size: int) -> None:
+        """Keep the whole lines among the first `size` bytes."""
+        begin = self._file.seek(max(0, size - LONGEST_LINE))
+        self._size = begin + self._file.read(size - begin).rfind(b"\n") + 1
+        self._file.truncate(self._size)
 
     def close(self) -> None:
         self._file.close()

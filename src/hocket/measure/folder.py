@@ -21,6 +21,9 @@ _OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, _RESULT, _CHECKPOINTS)
 """What --force replaces; whatever else is in the folder stays."""
 _NEW, _OLD, _LOCK = ".new", ".old", ".lock"
 
+_SPARE = 2**20
+"""Bytes of the events that make room for the result where the disk is full."""
+
 KEPT = 2
 """Checkpoints: should the newest not load, there is the one before it."""
 
@@ -65,7 +68,7 @@ class RunFolder:
             new.mkdir()
             disk.write(new / _SPEC, spec_toml.encode())
             logs = self.path if self._resumed else new
-            self._events, self._curve = disk.Log(logs / _EVENTS), disk.Log(logs / _CURVE)
+            self._events, self._curve = disk.Log(logs / _EVENTS, _SPARE), disk.Log(logs / _CURVE)
             self._columns = _columns(logs / _CURVE)
             if not self._pending:
                 self._swap()
