@@ -13,6 +13,7 @@ from torch import nn
 
 import hocket
 from hocket import optim
+from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Rate
@@ -136,3 +137,65 @@ def test_the_rate_decays_from_epoch_to_epoch() -> None:
     optimizer = optim.make("sgd", Replica(model()), 0.1, 0.0)
     rate = Rate(plan(workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
     assert [rate.at(step) for step in range(1, 8)] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025])
+
+
+def test_the_short_step_follows_a_state_that_is_loaded() -> None:
+    """Loading replaces groups and state; the rate set afterwards counts, and so does the velocity."""
+    saved = optim.make("sgd", Replica(model()), 0.1, 0.9).state_dict()
+    flat = Replica(model())
+    optimizer = optim.make("sgd", flat, 0.1, 0.9)
+    step = optim.step_of(optimizer)
+    saved["state"] = {0: {"momentum_buffer": torch.full_like(flat.x, 10.0)}}
+    optimizer.load_state_dict(saved)
+    optimizer.param_groups[0]["lr"] = 0.5
+    before = flat.x.clone()
+    flat.g.fill_(1.0)
+    step()
+    torch.testing.assert_close(flat.x, before - 0.5 * (0.9 * 10.0 + 1.0))
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].allclose(torch.tensor(10.0))
+
+
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_every_option_is_refused_where_it_would_fail_later(name: str) -> None:
+    """What is accepted trains without an error, at the ends of its range too."""
+    for key, default in optim.settings(name).items():
+        for value in ["true", "false"] if isinstance(default, bool) else ["-1", "1e308", "nan", "1", "0", "0.5", ""]:
+            flat = Replica(model())
+            flat.g.fill_(0.1)
+            try:
+                step = optim.step_of(optim.make(f"{name}:{key}={value}", flat, 0.1, 0.0))
+            except UserError as error:
+                assert "\n" not in str(error)
+                continue
+            assert value not in ("-1", "1e308", "nan", ""), f"{name}:{key}={value} was accepted"
+            for _ in range(3):
+                step()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lamb:eps=-1", "lamb: eps must be at least 0 and less than 1e\\+35; got -1"),
+        ("lamb:beta2=1", "beta2 must be at least 0 and less than 1; got 1"),
+        ("sgd:dampening=-1", "dampening must be"),
+        ("adam:capturable=true", "no option of optimizer adam is called 'capturable'"),
+        ("adam:differentiable=true", "no option of optimizer adam is called 'differentiable'"),
+        ("adam:eps", "option eps needs a value; write eps=VALUE"),
+        ("sgd:nesterov=true", "optimizer sgd:nesterov=true: Nesterov"),
+    ],
+)
+def test_bad_options_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        optim.make(text, Replica(model()), 0.1, 0.0)
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, 1e308, float("nan")])
+def test_rates_that_the_parameters_cannot_hold(lr: float) -> None:
+    with pytest.raises(UserError, match="lr must be greater than 0 and less than"):
+        optim.make("sgd", Replica(model()), lr, 0.0)
+
+
+@pytest.mark.parametrize("name", [n for n in optim.OPTIMIZERS if optim.takes_momentum(n)])
+def test_no_momentum_is_none(name: str) -> None:
+    """Also where the optimizer's own default is another: the run's record says 0."""
+    assert optim.make(name, Replica(model()), 0.1, 0.0).param_groups[0]["momentum"] == 0.0

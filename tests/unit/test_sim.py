@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,11 @@ import torch
 from tiny import PARAMETERS, on_sim, simulated
 
 from hocket.core.comm import ANY, Rank
+from hocket.core.errors import UserError
 from hocket.core.message import Message
+from hocket.core.units import bytes_per_second, seconds
+from hocket.engines.catalogue import engine
+from hocket.engines.sim import Sim
 
 BATCH, STEPS, COMPUTE_S, LATENCY_S, BYTE_S = 4, 3, 0.002, 0.0005, 1e-3
 NETWORK = dict(latency="500us", bandwidth="1KB")
@@ -321,3 +326,54 @@ def test_the_result_does_not_depend_on_the_times() -> None:
     for name in quick.state:
         assert torch.equal(quick.state[name], slow.state[name])
         assert torch.equal(quick.state[name], threads.state[name])
+
+
+def test_the_users_random_numbers_stay_as_they_were() -> None:
+    state = random.getstate()
+    on_sim(lambda rank: rank.clock.charge(1.0), 3, compute="lognormal:1ms:0.3", ties=4)
+    assert random.getstate() == state
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(latency="1e308s"), dict(latency="1e9999s"), dict(compute="1e300h"), dict(compute="-1ms"),
+            dict(bandwidth="1e308GB"), dict(bandwidth="1e-320bit"), dict(bandwidth="10"), dict(memory="0B"),
+            dict(compute="lognormal:1ms:6"), dict(compute="lognormal:1ms:0.3ms"), dict(compute="lognormal:1ms:-1"),
+            dict(compute="lognormal:1ms:nan"), dict(compute="lognormal"), dict(stragglers="1x" + "9" * 400),
+            dict(stragglers="9" * 5000 + "x2"), dict(stragglers="x"), dict(block=0), dict(block=10**30),
+            dict(workers=-1), dict(latency="٣ms"), dict(latency="1..2s"), dict(latency=""),
+        ],
+    )  # fmt: skip
+    def test_refused(self, options: dict[str, Any]) -> None:
+        (name,) = options
+        with pytest.raises(UserError, match=name) as caught:
+            Sim(**options)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+    def test_the_longest_times_add_up(self) -> None:
+        def main(rank: Rank) -> float:
+            rank.clock.charge(1.0)
+            rank.comm.all_reduce(torch.ones(3))
+            return rank.clock.now()
+
+        found = on_sim(main, 3, compute="1e9s", latency="1e9s", bandwidth="0.001B", stragglers="2x999999999")
+        assert len(set(found)) == 1 and 1e18 < found[0] < 1e19
+
+    def test_the_number_of_workers_is_the_runs(self) -> None:
+        with pytest.raises(UserError, match="no option of engine sim is called 'workers'"):
+            engine.make("sim:workers=2")
+        with pytest.raises(UserError, match="no option of sim is called 'workers'"):
+            simulated(tiny.task(), {"workers": 1})
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [("2ms", 0.002), ("50us", 5e-5), ("1.5", 1.5), ("10min", 600.0), ("2 h", 7200.0)],
+    )
+    def test_times(self, text: str, value: float) -> None:
+        assert seconds(text, "x") == pytest.approx(value)
+
+    @pytest.mark.parametrize(("text", "value"), [("10Gbit", 1.25e9), ("6GB", 6e9), ("8bit", 1.0), ("1 KB", 1e3)])
+    def test_rates(self, text: str, value: float) -> None:
+        assert bytes_per_second(text, "x") == pytest.approx(value)

@@ -161,6 +161,74 @@ class TestRefuses:
         with pytest.raises(UserError, match=r"one dtype and device; got .*torch.float32, torch.float64"):
             Replica(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
+    def test_a_lazy_module(self) -> None:
+        with pytest.raises(UserError, match=r"0\.weight has no shape yet"):
+            Replica(nn.Sequential(nn.LazyLinear(4)))
+        with pytest.raises(UserError, match="running_mean has no shape yet"):
+            Replica(nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False)))
+
+    def test_parameters_without_values(self) -> None:
+        with pytest.raises(UserError, match="weight has no values: it is on the device meta"):
+            Replica(nn.Linear(2, 2, device="meta"))
+
+    def test_a_sparse_parameter(self) -> None:
+        model = nn.Linear(2, 2)
+        model.weight = nn.Parameter(torch.eye(2).to_sparse())
+        with pytest.raises(UserError, match="parameter weight is sparse"):
+            Replica(model)
+
+
+class TestTies:
+    """One parameter in two places stays one; two parameters in one place are refused."""
+
+    def test_one_parameter_in_two_places_stays_one(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        flat = Replica(model)
+        assert flat.x.numel() == 9 + 3 + 3 and model[1].weight is model[0].weight
+
+    @pytest.mark.parametrize("tie", ["t", "same", "part", "frozen", "buffer"])
+    def test_two_views_of_one_memory(self, tie: str) -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+        weight = model[0].weight.data
+        match tie:
+            case "t":
+                model[1].weight.data = weight.t()
+            case "same":
+                model[1].weight.data = weight
+            case "part":
+                model[1].bias.data = weight[2]
+            case "frozen":
+                model[1].weight = nn.Parameter(weight.t(), requires_grad=False)
+            case "buffer":
+                model[1].register_buffer("weight_copy", weight[1:])
+        with pytest.raises(UserError, match=r"0\.weight and 1\.\w+ share memory") as caught:
+            Replica(model)
+        assert "\n" not in str(caught.value)
+
+    def test_an_expanded_parameter(self) -> None:
+        model = nn.Linear(3, 4)
+        model.weight.data = torch.zeros(1, 3).expand(4, 3)
+        with pytest.raises(UserError, match="weight is an expanded view"):
+            Replica(model)
+
+    def test_neighbours_in_one_memory_are_not_tied(self) -> None:
+        """Also views that interleave, as the halves of a fused weight do; and a model that was flat before."""
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
+        fused = torch.arange(24.0).view(4, 6)
+        for layer, part in zip(model, fused.split(3, dim=1), strict=True):
+            layer.weight.data = part
+        Replica(model)
+        Replica(model)
+        assert model[1].weight.tolist() == fused[:, 3:].tolist()
+
+    def test_frozen_parameters_may_share_memory_among_themselves(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight.data = model[0].weight.data
+        model[0].requires_grad_(False)
+        model[1].requires_grad_(False)
+        assert Replica(model).x.numel() == 12
+
 
 def test_a_buffer_keeps_its_type_or_is_refused() -> None:
     model = nn.Linear(2, 2)

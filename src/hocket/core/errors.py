@@ -7,6 +7,12 @@ class UserError(ValueError):
     """A user's mistake. The message is one line that says what to do; the command line shows only it."""
 
 
+def shown(value: object) -> str:
+    """A value as it may stand in such a line: short, and on one line whatever it is."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 class CommError(RuntimeError):
     """A message could not be exchanged with another rank."""
 

@@ -55,9 +55,14 @@ class Registry(Generic[T]):
             yield name, ", ".join(f"{o.name}={o.default}" for o in options(cls)), doc
 
 
+def filled_in(default: Any) -> Any:
+    """A field that Hocket fills in from the run's settings: it is no option."""
+    return dataclasses.field(default=default, metadata={"filled_in": True})
+
+
 def options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
     """The fields that a user may set."""
-    return [f for f in dataclasses.fields(cls) if f.init]
+    return [f for f in dataclasses.fields(cls) if f.init and "filled_in" not in f.metadata]
 
 
 def parse_options(cls: type[Any], owner: str, text: str) -> dict[str, Any]:

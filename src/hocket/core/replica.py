@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.core.errors import UserError
 from hocket.core.means import Weight
+from hocket.core.modules import check_module
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        check_module(model)
         self.model = model.to(device) if device is not None else model
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not named:

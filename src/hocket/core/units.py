@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import re
 
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
 
 _SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_LONGEST_S = 1e12  # beyond it, adding a microsecond changes nothing
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
+
+# So that sums and products of times and rates stay numbers.
+LONGEST_S = 1e9
+SLOWEST, FASTEST = 1e-3, 1e18
+"""Bytes a second."""
 
 
 def seconds(text: str, what: str) -> float:
-    """`2ms`, `50us`, `1.5s`, `10min`, `1h`; a bare number is seconds."""
-    match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*(ns|us|ms|s|min|h)?", text.strip())
-    try:
-        if match and (found := float(match[1]) * _SECONDS[match[2] or "s"]) <= _LONGEST_S:
-            return found
-    except ValueError:
-        pass
-    raise UserError(f"{what}: cannot read {text!r} as a time; write it like 2ms, 50us or 1.5s")
+    """`2ms`, `50us`, `1.5s`, `10min`, `2h`; a bare number is seconds."""
+    found = _number(text, "|".join(_SECONDS), optional=True)
+    if found is None:
+        raise UserError(f"{what}: cannot read {shown(text)} as a time; write it like 2ms, 50us or 1.5s")
+    value = found[0] * _SECONDS[found[1] or "s"]
+    if value > LONGEST_S:
+        raise UserError(f"{what}: {shown(text)} is too long; {LONGEST_S:g} s is the most")
+    return value
 
 
 def bytes_per_second(text: str, what: str) -> float:
     """`10Gbit`, `100Mbit`, `6GB`: bits or bytes a second."""
-    match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([KMG]?)(bit|B)", text.strip())
+    found = _number(text, "[KMG]?(?:bit|B)")
+    if found is None or not found[0]:
+        raise UserError(f"{what}: cannot read {shown(text)} as a rate; write it like 10Gbit or 6GB (a second)")
+    bits = found[1].endswith("bit")
+    value = found[0] * _PREFIX[found[1].removesuffix("bit").removesuffix("B")] / (8 if bits else 1)
+    if not SLOWEST <= value <= FASTEST:
+        raise UserError(f"{what}: {shown(text)} is out of range; write a rate like 10Gbit or 6GB (a second)")
+    return value
+
+
+def _number(text: str, units: str, optional: bool = False) -> tuple[float, str] | None:
+    """A number of 0 or more, and the unit behind it."""
+    match = re.fullmatch(rf"([0-9.]+(?:e[+-]?\d+)?)\s*({units}){'?' * optional}", text.strip(), re.ASCII)
     try:
-        if match and 0 < float(match[1]) < math.inf:
-            return float(match[1]) * _PREFIX[match[2]] / (8 if match[3] == "bit" else 1)
+        return (float(match[1]), match[2] or "") if match else None
     except ValueError:
-        pass
-    raise UserError(f"{what}: cannot read {text!r} as a rate; write it like 10Gbit or 6GB (a second)")
+        return None

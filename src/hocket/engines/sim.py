@@ -12,6 +12,7 @@ import math
 import os
 import random
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hocket.core.errors import CommError, UserError
+from hocket.core.errors import CommError, UserError, shown
+from hocket.core.registry import filled_in
 from hocket.core.sharing import Shared, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
@@ -49,7 +51,7 @@ class Sim(Engine):
     ties: int = 0
     """Seed for the order of simultaneous events; 0 is rank order."""
     seed: int = 0
-    workers: int = 0
+    workers: int = filled_in(0)
     """Ranks that compute, and may be slow; those behind them serve. 0 is all."""
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
     virtual_time: ClassVar[bool] = True
@@ -60,16 +62,20 @@ class Sim(Engine):
         seconds(self.latency, "latency")
         bytes_per_second(self.bandwidth, "bandwidth")
         bytes_per_second(self.memory, "memory")
-        if self.block < 1:
-            raise UserError(f"sim: block must be 1 or more parameters, got {self.block}")
+        if not 1 <= self.block < 2**40:
+            raise UserError(f"sim: block must be 1 or more parameters, and less than 2**40; got {self.block}")
+        if self.workers < 0:
+            raise UserError(f"sim: workers must be 0 or more, got {self.workers}")
 
     def slowdowns(self, size: int) -> list[tuple[int, float]]:
         """(how many, factor) for each group of slow workers."""
         groups = []
         for part in filter(None, self.stragglers.split("+")):
-            match = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", part)
+            match = re.fullmatch(r"(\d{1,9})x(\d{1,9}(?:\.\d+)?)", part, re.ASCII)
             if not match or float(match[2]) <= 0:
-                raise UserError(f"stragglers: cannot read {part!r}; write it like 1x3 (one worker, 3 times slower)")
+                raise UserError(
+                    f"stragglers: cannot read {shown(part)}; write it like 1x3 (one worker, 3 times slower)"
+                )
             groups.append((int(match[1]), float(match[2])))
         if sum(n for n, _ in groups) > size:
             raise UserError(f"stragglers={self.stragglers} names more workers than there are ({size})")
@@ -91,9 +97,9 @@ def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
     if text.startswith("lognormal:"):
         median, _, sigma = text.removeprefix("lognormal:").partition(":")
         mean_log = math.log(max(seconds(median, "compute"), 1e-12))
-        spread = seconds(sigma or "0.2", "compute")
+        spread = float(sigma or 0.2) if re.fullmatch(r"([0-9]*\.?[0-9]+)?", sigma) else math.inf
         if spread > 5:
-            raise UserError(f"compute: a lognormal sigma of {spread:g} is too large; 0.3 is a noisy machine")
+            raise UserError(f"compute: cannot read {shown(sigma)} as a lognormal's sigma; it is a number from 0 to 5")
         return lambda: rng.lognormvariate(mean_log, spread)
     constant = seconds(text, "compute")
     return lambda: constant
@@ -133,7 +139,8 @@ class SimWorld(World):
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
         self._deadlock = ""
-        self._core = random.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
+        # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
+        self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
 
     def begin(self) -> None:
         for rank, baton in enumerate(self._batons):

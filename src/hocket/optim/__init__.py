@@ -32,6 +32,13 @@ LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {"lamb": LAMB, "lars": LARS}
 
 OPTIMIZERS = ELEMENTWISE | LAYERWISE
 
+_NOT_OPTIONS = {"lr", "momentum", "capturable", "differentiable"}
+"""Settings of the run, and what is for CUDA graphs or for gradients of the steps themselves."""
+_BELOW_1 = {"alpha", "beta1", "beta2", "dampening", "rho"}
+"""Weights of running means. Every option that is a number is 0 or more."""
+_LARGEST = 1e35
+"""Of a rate or an option: float32 ends at 3e38, and products of them must fit."""
+
 
 def settings(name: str) -> dict[str, Any]:
     """The options of an optimizer that can be written as text, with their defaults."""
@@ -39,7 +46,7 @@ def settings(name: str) -> dict[str, Any]:
     return {
         p.name: p.default
         for p in signature.parameters.values()
-        if isinstance(p.default, (int, float)) and p.name not in ("lr", "momentum")
+        if isinstance(p.default, (int, float)) and p.name not in _NOT_OPTIONS
     }
 
 
@@ -55,12 +62,17 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     known = settings(name)
     chosen = {}
     for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
+        key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
         if key not in known:
             raise UserError(unknown(f"option of optimizer {name}", key, known))
+        if not equals:
+            raise UserError(f"optimizer {name}: option {key} needs a value; write {key}=VALUE")
         kind = bool if isinstance(known[key], bool) else float  # torch writes some of its floats as 0
-        chosen[key] = convert(value, kind, f"optimizer {name}: {key}")
+        chosen[key] = convert(value.strip(), kind, f"optimizer {name}: {key}")
+        limit = 1.0 if key in _BELOW_1 else _LARGEST
+        if not 0 <= chosen[key] < limit and kind is float:
+            raise UserError(f"optimizer {name}: {key} must be at least 0 and less than {limit:g}; got {chosen[key]:g}")
     return name, chosen
 
 
@@ -82,11 +94,16 @@ def make_flat(text: str, x: Tensor, g: Tensor, lr: float, momentum: float) -> to
 
 def _make(text: str, parameters: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.Optimizer:
     name, chosen = parse(text)
-    if momentum:
+    if not 0 < lr < _LARGEST:
+        raise UserError(f"lr must be greater than 0 and less than {_LARGEST:g}; got {lr:g}")
+    if takes_momentum(text):
         chosen["momentum"] = momentum
     # Built through Any: the constructors share no signature.
     cls: Any = OPTIMIZERS[name]
-    optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
+    try:
+        optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
+    except ValueError as error:  # options that do not go together
+        raise UserError(f"optimizer {text}: {error}") from error
     return optimizer
 
 
@@ -97,15 +114,16 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return optimizer.step
-    (group,) = optimizer.param_groups
-    (flat,) = group["params"]
-    x, state = flat.data, optimizer.state[flat]
+    (flat,) = optimizer.param_groups[0]["params"]
+    x = flat.data
 
     def step() -> None:
+        group = optimizer.param_groups[0]  # looked up each time, as the state is: loading a state replaces both
         direction = -flat.grad if group["maximize"] else flat.grad
         if group["weight_decay"]:
             direction = direction.add(x, alpha=group["weight_decay"])
         if momentum := group["momentum"]:
+            state = optimizer.state[flat]
             velocity = state.get("momentum_buffer")
             if velocity is None:
                 velocity = state["momentum_buffer"] = direction.clone()

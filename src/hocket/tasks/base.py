@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import numbers
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
+from hocket.core.modules import check_module
 from hocket.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -58,10 +62,48 @@ class Task:
     momentum: float = 0.0
     optimizer: str = "sgd"
 
+    def __post_init__(self) -> None:
+        self._check_callables()
+        self._check_number("epochs", int, "1 or more", lambda v: v >= 1)
+        self._check_number("batch", int, "1 or more", lambda v: v >= 1)
+        self._check_number("lr", float, "greater than 0", lambda v: v > 0)
+        self._check_number("lr_decay", float, "greater than 0 and at most 1", lambda v: 0 < v <= 1)
+        self._check_number("momentum", float, "at least 0 and less than 1", lambda v: 0 <= v < 1)
+        if self.target is not None:
+            self._check_number("target", float, "finite, or None", lambda v: True)
+
+    def _check_callables(self) -> None:
+        if not callable(self.model):
+            raise UserError(f"Task.model must be a module or a function that makes one; got {shown(self.model)}")
+        for name in ("loss", "metric"):
+            if not callable(value := getattr(self, name)):
+                raise UserError(f"Task.{name} must be a function of (output, target); got {shown(value)}")
+        for name in ("metric_name", "optimizer"):
+            if not isinstance(value := getattr(self, name), str) or not value.strip() or not value.isprintable():
+                raise UserError(f"Task.{name} must be text on one line; got {shown(value)}")
+        if self.metric_name == "loss":
+            raise UserError("Task.metric_name must not be 'loss': test_loss is the loss itself; choose another name")
+        if not isinstance(self.lower_is_better, bool):
+            raise UserError(f"Task.lower_is_better must be True or False; got {shown(self.lower_is_better)}")
+
+    def _check_number(self, name: str, kind: type[int | float], range_: str, fits: Callable[[Any], bool]) -> None:
+        """Refuse what is no number of this kind or out of range; numpy's numbers become Python's."""
+        value: Any = getattr(self, name)
+        wanted: type[Any] = numbers.Integral if kind is int else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value) or not fits(value):
+            noun = "a whole number" if kind is int else "a number"
+            raise UserError(f"Task.{name} must be {noun}, {range_}; got {shown(value)}")
+        object.__setattr__(self, name, kind(value))
+
     def build_model(self, seed: int) -> nn.Module:
         """A fresh model: the same one for the same seed."""
         if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
+            check_module(self.model)  # before the copy, which would untie what is tied
+            try:
+                return copy.deepcopy(self.model)
+            except Exception as error:
+                why = shown(error)
+                raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
         with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.model()
@@ -136,6 +178,12 @@ class Recipe(Protocol):
         """The task; `data` is where the user keeps data sets, if they said."""
 
 
+def refuse_data(name: str, data: Path | None) -> None:
+    """For the recipe of a task that needs no files."""
+    if data is not None:
+        raise UserError(f"task {name} brings its own data; leave --data out")
+
+
 def make_task(recipe: Recipe, seed: int, data: Path | None, test_data: Path | None = None) -> Task:
     """The recipe's task on the user's data; a recipe that takes a file of test samples has an argument for it."""
     if test_data is None:
@@ -145,11 +193,18 @@ def make_task(recipe: Recipe, seed: int, data: Path | None, test_data: Path | No
     return recipe.make(seed, data, test_data)  # type: ignore[call-arg]
 
 
+class BringsKernel(nn.Module, ABC):
+    """A model that brings its training in compiled form. A base class, since users' modules have a `kernel` too."""
+
+    @abstractmethod
+    def kernel(self, loss: Callable[..., Tensor], samples: Any) -> Kernel | None:
+        """The compiled gradient with this loss on these samples; None where it has none for them."""
+
+
 def compiled(model: nn.Module, loss: Callable[[Any, Any], Tensor], train: SampleSet) -> Kernel | None:
     """The compiled gradient of a model, if there is one: the model brings it, or it is a perceptron."""
-    bring: Callable[..., Kernel | None] | None = getattr(model, "kernel", None)
-    if bring is not None:
-        return bring(loss, train.samples)
+    if isinstance(model, BringsKernel):
+        return model.kernel(loss, train.samples)
     from hocket.kernels.models.dense import DenseKernel  # Numba takes half a second to import
 
     return DenseKernel.recognise(model, loss, train.samples)

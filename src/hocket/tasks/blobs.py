@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
-from hocket.tasks.base import Task, task
+from hocket.tasks.base import Task, refuse_data, task
 
 POINTS, TEST_POINTS = 40_000, 8_000
 SIDE, CLASSES, HIDDEN = 4, 4, 64
@@ -32,6 +32,7 @@ class Blobs:
             raise UserError(f"task blobs: noise must be a number above 0; got {self.noise}")
 
     def make(self, seed: int, data: Path | None) -> Task:
+        refuse_data(self.name, data)
         return Task(
             model=_model,
             data=functools.partial(_points, seed, self.noise),

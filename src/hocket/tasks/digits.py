@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
-from hocket.tasks.base import Task, task
+from hocket.tasks.base import Task, refuse_data, task
 
 PIXELS, HIDDEN, CLASSES = 64, 64, 10
 TEST_SAMPLES = 360
@@ -27,6 +27,7 @@ class Digits:
     name: ClassVar[str]
 
     def make(self, seed: int, data: Path | None) -> Task:
+        refuse_data(self.name, data)
         return Task(model=_model, data=_digits, target=0.95, epochs=30, batch=32, lr=0.1, momentum=0.9)
 
 

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from hocket.core.errors import UserError
 from hocket.tasks import ratings
-from hocket.tasks.base import Task, task
+from hocket.tasks.base import BringsKernel, Task, task
 from hocket.tasks.linear import HELD_OUT, decayed
+from hocket.tasks.memory import check_fits
 from hocket.tasks.ratings import Ratings
 
 if TYPE_CHECKING:
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
 # The generated set: products of a few factors, and noise.
 USERS, ITEMS, TRUE_RANK, RATINGS, NOISE = 500, 300, 4, 40_000, 0.3
 
+COPIES = 3
+"""Of each parameter, at least: the model as it is made, the flat vector, and its gradient."""
+
 Pairs = tuple[Tensor, Tensor]
 """[samples, 2] with a user and an item each, and their ratings."""
 
 
-class Factors(nn.Module):
+class Factors(BringsKernel):
     """rating = mean + bias of the user + bias of the item + product of their factors (Koren et al. 2009, equation 4).
 
     In training l2 / 2 times the square of every number that a rating depends on is added to its error.
@@ -58,7 +62,6 @@ class Factors(nn.Module):
         return self.mean + b + c + (p * q).sum(1)
 
     def kernel(self, loss: Callable[..., Tensor], samples: Any) -> Kernel | None:
-        """This model's training, compiled."""
         if loss is not F.mse_loss or not isinstance(samples, tuple):
             return None
         from hocket.kernels.models.factors import FactorKernel  # Numba takes half a second to import
@@ -94,6 +97,11 @@ class Factorization:
         def model() -> Factors:
             (pairs, values), (test_pairs, _) = samples()
             users, items = (torch.maximum(pairs.amax(0), test_pairs.amax(0)) + 1).tolist()
+            check_fits(
+                COPIES * 4 * (users + items) * (self.rank + 1),
+                f"task factorization: {self.rank} factors of {users} users and {items} items",
+                "choose a smaller rank",
+            )
             return Factors(users, items, self.rank, float(values.mean()), self.l2)
 
         return Task(

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from hocket.core.errors import UserError
 from hocket.tasks import svmlight
-from hocket.tasks.base import Task, task
+from hocket.tasks.base import BringsKernel, Task, task
+from hocket.tasks.memory import check_fits
 from hocket.tasks.svmlight import Table
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.2
 EPOCHS, BATCH, LR_DECAY = 15, 16, 0.75
+
+COLUMN_BYTES = 44
+"""What a run with one worker takes at its peak for each column: weight, gradient, count of rows, and their copies."""
 
 # The generated set: texts of words, of which some are frequent and most are rare.
 ROWS, WORDS, WORDS_A_ROW = 20_000, 500, 30
@@ -108,7 +112,7 @@ class SparseRows(Dataset[tuple[SparseBatch, Tensor]]):
         return batch, torch.from_numpy(self.targets[chosen])
 
 
-class SparseLinear(nn.Module):
+class SparseLinear(BringsKernel):
     """A weight for each column, and a bias; training penalises the weights of the columns that a row has.
 
     The penalty of weight w_j in a row is l2 w_j^2 / (2 d_j), where d_j training rows have column j (HOGWILD!, Niu et
@@ -132,7 +136,6 @@ class SparseLinear(nn.Module):
         return scores.index_add(0, batch.rows, weights * batch.values)
 
     def kernel(self, loss: Callable[..., Tensor], samples: Any) -> Kernel | None:
-        """This model's training, compiled."""
         if loss not in (logistic_loss, hinge_loss) or not isinstance(samples, SparseRows):
             return None
         from hocket.kernels.models.sparse import SparseKernel  # Numba takes half a second to import
@@ -211,6 +214,8 @@ def load(seed: int, data: Path | None, test_data: Path | None, scale: bool) -> t
             raise UserError(f"{data} has only {len(train)} rows, too few to hold some out; pass --test-data FILE too")
         train, test = select(train, order[held_out:]), select(train, order[:held_out])
     features = int(train.columns.max(initial=0)) + 1
+    needed = f"{data}: a weight for every column up to {features - 1}"
+    check_fits(COLUMN_BYTES * features, needed, "number the columns without gaps")
     length = math.sqrt(float(np.square(train.values, dtype=np.float64).sum()) / len(train)) if scale else 1.0
 
     def rows(table: Table) -> SparseRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import stat
 import warnings
 import zlib
 from pathlib import Path
@@ -24,6 +25,8 @@ def read(path: Path) -> bytes:
     if path.is_dir():
         raise UserError(f"{path} is a directory; name a file")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block for ever, and every rank reads the data anew
+            raise UserError(f"{path} is not a regular file; write the data into one, and name it")
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
             content = gzip.decompress(content)
