@@ -104,7 +104,7 @@ def test_one_worker_does_what_plain_sgd_does(method: str, momentum: float, batch
     assert vector.statistics().updates == 2 * len(losses)
 
 
-@pytest.mark.parametrize("handling", ["inverse", "fleet", "gap", "delay-compensated"])
+@pytest.mark.parametrize("handling", ["inverse", "exponential", "gap", "delay-compensated"])
 def test_fresh_updates_are_not_tempered(handling: Any) -> None:
     model, kernel, _ = a_problem([7, 5, 3])
     x = model.x.detach().numpy()

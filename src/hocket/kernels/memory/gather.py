@@ -13,6 +13,7 @@ import numpy as np
 
 from hocket.core.sharing import SMALLEST_LR, Sharing
 from hocket.kernels.jit import kernel
+from hocket.kernels.memory.tempering import factor
 from hocket.kernels.memory.updates import (
     close_write,
     copy_vector,
@@ -21,7 +22,6 @@ from hocket.kernels.memory.updates import (
     publish,
     read_into,
     staleness,
-    temper,
 )
 from hocket.kernels.memory.vector import Block, SharedVector, nbytes
 from hocket.kernels.memory.words import (
@@ -100,9 +100,9 @@ def _swap(shared: View, copy: Floats, start: Floats, dim: int) -> None:
     control, worker = shared.control, shared.worker
     row = open_write(control, shared.rows, worker, dim)
     x = shared.rows[row]
-    factor = np.float32(temper(control, worker, staleness(control, worker)))
+    share = np.float32(factor(control, worker, staleness(control, worker)))
     for i in range(dim):
-        now = x[i] + factor * (copy[i] - start[i])
+        now = x[i] + share * (copy[i] - start[i])
         x[i] = copy[i] = start[i] = now
     close_write(control, worker, row)
     # It has read all up to where it began to write, and its own update

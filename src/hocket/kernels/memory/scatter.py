@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.updates import close_write, open_write, staleness, temper
+from hocket.kernels.memory.tempering import delay_compensated, factor, gap_aware, mean_step
+from hocket.kernels.memory.updates import close_write, open_write, staleness
 from hocket.kernels.memory.words import (
     BROKEN,
     GAP,
     HANDLING,
-    MEAN_STEP,
     NO_ROW,
     RETRY,
-    WORKER_AREA,
-    WORKER_WORDS,
 )
 from hocket.kernels.models.family import Columns, Floats, Integers
 
@@ -63,25 +61,19 @@ def _temper_each(
     step: Floats,
     count: int,
 ) -> None:
-    """step = tempered g: by one factor, by each coordinate's gap, or compensated for the delay.
-
-    See `hocket.core.staleness`.
-    """
+    """step = tempered g: by one factor, by each coordinate's gap, or compensated for the delay."""
     if control[HANDLING] < GAP:
-        factor = np.float32(temper(control, worker, tau))
+        share = np.float32(factor(control, worker, tau))
         for k in range(count):
-            step[k] = factor * g[k]
-        return
-    if control[HANDLING] != GAP:
+            step[k] = share * g[k]
+    elif control[HANDLING] == GAP:
+        total = np.float32(0)
         for k in range(count):
-            step[k] = g[k] + np.float32(0.04) * g[k] * g[k] * (x[touched[k]] - seen[k])
-        return
-    mean_step = control[WORKER_AREA + worker * WORKER_WORDS + MEAN_STEP :].view(np.float64)
-    if tau:
-        total = 0.0
+            step[k] = abs(x[touched[k]] - seen[k])
+            total += step[k]
+        usual = mean_step(control, worker, total / np.float32(count), tau)
         for k in range(count):
-            total += abs(x[touched[k]] - seen[k])
-        mean_step[0] += 0.1 * (total / count / tau - mean_step[0])
-    scale = np.float32(1 / max(mean_step[0], 1e-12))
-    for k in range(count):
-        step[k] = g[k] / (abs(x[touched[k]] - seen[k]) * scale + np.float32(1))
+            step[k] = gap_aware(g[k], step[k], usual)
+    else:
+        for k in range(count):
+            step[k] = delay_compensated(g[k], x[touched[k]], seen[k])

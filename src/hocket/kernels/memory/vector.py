@@ -32,7 +32,7 @@ _HANDLINGS = {
     "none": c.NONE,
     "inverse": c.INVERSE,
     "max1": c.MAX1,
-    "fleet": c.FLEET,
+    "exponential": c.EXPONENTIAL,
     "tail": c.TAIL,
     "gap": c.GAP,
     "delay-compensated": c.DELAY_COMPENSATED,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.gather import View
+from hocket.kernels.memory.tempering import factor
 from hocket.kernels.memory.updates import (
     acquire,
     begin_together,
@@ -31,7 +32,6 @@ from hocket.kernels.memory.updates import (
     publish,
     release,
     staleness,
-    temper,
 )
 from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW, WORKERS
 from hocket.kernels.models.family import (
@@ -298,8 +298,8 @@ def dense_loop(
             return made + 1, DIVERGED
         if direct:
             row = open_write(near.control, near.rows, near.worker, dim)
-            factor = temper(near.control, near.worker, staleness(near.control, near.worker))
-            put_gradient(plan, n, values, deltas, -lr * factor, True, near.rows[row])
+            share = factor(near.control, near.worker, staleness(near.control, near.worker))
+            put_gradient(plan, n, values, deltas, -lr * share, True, near.rows[row])
             close_write(near.control, near.worker, row)
         else:
             put_gradient(plan, n, values, deltas, 1.0, False, g)

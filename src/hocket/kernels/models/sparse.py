@@ -15,6 +15,7 @@ import numpy as np
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.gather import View
 from hocket.kernels.memory.scatter import scatter
+from hocket.kernels.memory.tempering import factor
 from hocket.kernels.memory.updates import (
     begin_together,
     close_read,
@@ -22,7 +23,6 @@ from hocket.kernels.memory.updates import (
     open_read,
     open_write,
     staleness,
-    temper,
 )
 from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
 from hocket.kernels.models.family import (
@@ -215,8 +215,8 @@ def sparse_loop(
             to = open_write(near.control, near.rows, near.worker, dim)
             if to == NO_ROW:
                 return made, BROKEN_LOCK
-            factor = np.float32(lr / n * temper(near.control, near.worker, staleness(near.control, near.worker)))
-            descend_rows(near.rows[to], firsts, lengths, groups, decay, order, begin, end, slopes, chosen, factor)
+            rate = np.float32(lr / n * factor(near.control, near.worker, staleness(near.control, near.worker)))
+            descend_rows(near.rows[to], firsts, lengths, groups, decay, order, begin, end, slopes, chosen, rate)
             status = close_write(near.control, near.worker, to)
         if status == BROKEN:
             return made, BROKEN_LOCK
