@@ -15,7 +15,7 @@ from hocket.core.comm import Comm
 from hocket.core.registry import Registry
 from hocket.core.replica import Gradient, Replica, Weighted
 from hocket.core.serving import Server
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 
 Steps = Generator[None, Gradient | None, None]
 """A strategy at work: yields for the gradient at `w.x`, is sent None after the last one."""
@@ -93,18 +93,18 @@ class Worker:
         self.rng = torch.Generator().manual_seed(seed * 1_000_003 + self.rank)
         self.common_rng = torch.Generator().manual_seed(seed)
         """Draws the same on every worker, for what all must agree on without asking."""
-        self._shared: Shared | None = None
+        self._shared: SharedVector | None = None
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedVector:
         """The vector that all workers share, for a strategy that needs shared memory."""
         assert self._shared is not None, "the strategy does not ask for shared memory"
         return self._shared
 
     @shared.setter
-    def shared(self, shared: Shared) -> None:
+    def shared(self, shared: SharedVector) -> None:
         self._shared = shared
 
     @property

@@ -83,10 +83,10 @@ class CompiledLoop(Loop):
         with clock.paused():
             order = self._shards.order(epoch).numpy()[:samples]
             if self._worker.rank == 0:
-                shared.vector.control[NEXT] = 0
+                shared.control[NEXT] = 0
             self._workers.barrier()
         began_s, began_ns = clock.now(), time.monotonic_ns()
-        end = self._thread.run_epoch(shared.vector, order, self._rate.at(epoch * self._shards.steps + 1))
+        end = self._thread.run_epoch(shared, order, self._rate.at(epoch * self._shards.steps + 1))
         if end == BROKEN_LOCK:
             raise CommError(f"worker {self._worker.rank} could not get the {self._strategy.name} before the deadline")
         log = self._thread.log

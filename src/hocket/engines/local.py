@@ -22,7 +22,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, reduce_in_order
 from hocket.core.errors import Aborted, RankFailed
 from hocket.core.message import Message
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 from hocket.engines.base import TICK_S, Listener, Main, first_failure, operation_of
 
@@ -107,7 +107,7 @@ class World(ABC):
         """Memory that all ranks share, with the parameters `x` in it."""
 
     @abstractmethod
-    def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
+    def shared_by(self, memory: Any, rank: int, worker: int) -> SharedVector:
         """What a rank, which has the number `worker` there, sees of such memory."""
 
     def thread_began(self, rank: int) -> None:  # noqa: B027 - a world may need nothing here
@@ -274,7 +274,7 @@ class LocalComm:
         numbers = self._meet("counter", None, 0, lambda parts: [itertools.count()] * self.size)()
         return LocalCounter(self._world, self._me, numbers)
 
-    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+    def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         def combine(parts: list[Tensor]) -> list[Any]:
             return [self._world.make_shared(sharing, parts[0])] * self.size
 

@@ -22,12 +22,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hocket.core.errors import CommError, UserError
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.base import Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World, run_threads
-from hocket.engines.sim_memory import SimMemory, SimShared
+from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
 
 @engine("sim")
@@ -257,11 +257,11 @@ class SimWorld(World):
         if not self.free[rank]:
             self.now_s[rank] += cost_s
 
-    def make_shared(self, sharing: Sharing, x: Tensor) -> SimMemory:
-        return SimMemory(self, sharing, x, self._memory_byte_s, self._block)
+    def make_shared(self, sharing: Sharing, x: Tensor) -> SimulatedMemory:
+        return SimulatedMemory(self, sharing, x, self._memory_byte_s, self._block)
 
-    def shared_by(self, memory: SimMemory, rank: int, worker: int) -> Shared:
-        return SimShared(memory, rank, worker)
+    def shared_by(self, memory: SimulatedMemory, rank: int, worker: int) -> SharedVector:
+        return SimulatedVector(memory, rank, worker)
 
     def catch_up(self, rank: int) -> None:
         """Ranks compute ahead of each other; before one sends or receives, all earlier ones must have run.

@@ -11,7 +11,7 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Counter, Deferred, Op, Request, ring_bytes
 from hocket.core.message import Message
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 from hocket.measure.trace import Trace
 
@@ -144,5 +144,5 @@ class Metered:
     def counter(self) -> Counter:
         return self._comm.counter()
 
-    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+    def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         return self._comm.share(sharing, x)

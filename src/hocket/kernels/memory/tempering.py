@@ -26,7 +26,8 @@ from hocket.kernels.memory.words import (
 
 Words = NDArray[np.int64]
 
-_inverse, _max1, _exponential, _tail = map(kernel, (rules.inverse, rules.max1, rules.exponential, rules.tail))
+_inverse, _max1 = kernel(rules.inverse), kernel(rules.max1)
+_exponential, _tail = kernel(rules.exponential), kernel(rules.tail)
 _mean_step_after = kernel(rules.mean_step_after)
 # Loops over these are vectorised: their numbers are single, as the parameters are, and no division is checked.
 gap_aware = kernel(rules.gap_aware, fastmath={"contract"}, locals={"steps": float32}, error_model="numpy")

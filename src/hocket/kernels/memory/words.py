@@ -8,9 +8,9 @@ from __future__ import annotations
 
 LINE = 8  # words in 64 bytes
 
-# Methods
+# Methods, in the order of `Method`
 MUTEX, RWLOCK, HOGWILD, LEASHED = range(4)
-# Ways to wait between failed attempts
+# Ways to wait between failed attempts, in the order of `Backoff`
 BACKOFF_NONE, BACKOFF_CONSTANT, BACKOFF_EXPONENTIAL, BACKOFF_YIELD = range(4)
 # Ways to treat a stale gradient, in the order of `Handling`; those from GAP on need the parameters that were read
 NONE, INVERSE, MAX1, EXPONENTIAL, TAIL, GAP, DELAY_COMPENSATED = range(7)
