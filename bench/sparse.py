@@ -20,7 +20,7 @@ from common import compare
 
 from hocket.core.replica import Replica
 from hocket.core.sharing import Sharing
-from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.family import KernelWorker
 from hocket.tasks import task
@@ -59,8 +59,7 @@ class Bench:
 
     def hogwild(self, workers: int, every: int = 1) -> float:
         sharing = Sharing("hogwild", self.kernel.dim, workers, every=every)
-        vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
-        vector.set(np.zeros(self.kernel.dim, np.float32))
+        vector = MappedVector.create(sharing, torch.zeros(self.kernel.dim))
         crew = [self.kernel.worker(index, self.task.batch) for index in range(workers)]
         epoch_begins = Barrier(workers, action=lambda: vector.control.__setitem__(NEXT, 0))
 
@@ -81,11 +80,11 @@ class Bench:
         seconds = float((ended.max(0) - began.min(0)).sum())
         name = f"hocket, threads: {workers}, every={every}"
         if name not in self.accuracies:  # in the warm-up alone, as it fills the caches with other things
-            x = np.empty(self.kernel.dim, np.float32)
+            x = torch.empty(self.kernel.dim)
             vector.snapshot(x)
             inputs, targets = self.test.take(torch.arange(len(self.test)))
             with torch.no_grad():
-                self.model.x.copy_(torch.from_numpy(x))
+                self.model.x.copy_(x)
                 scores = self.model.model.eval()(inputs)
             self.accuracies[name] = float(self.task.metric(scores, targets))
         return self.speed(seconds)

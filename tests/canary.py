@@ -17,12 +17,13 @@ from threading import Barrier, Thread
 from typing import Any
 
 import numpy as np
+import torch
 
 from hocket.core.sharing import Sharing
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add
 from hocket.kernels.memory.updates import acquire, close_read, close_write, open_read, open_write, publish, stopped
-from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.vector import Block, MappedVector, nbytes
 from hocket.kernels.memory.words import BROKEN, NEXT, NO_ROW, READ_VERSION, WORKER_AREA, WORKER_WORDS
 
 TORN, BROKE = 0, 1
@@ -66,19 +67,19 @@ def work(control, rows, w, dim, updates, sparse, minus_one, report):
             return
 
 
-def take_part(vector: SharedVector, w: int, updates: int, sparse: bool, report: np.ndarray) -> None:
+def take_part(vector: MappedVector, updates: int, sparse: bool, report: np.ndarray) -> None:
     dim = vector.sharing.dim
-    work(vector.control, vector.rows, w, dim, updates, sparse, np.full(dim, -1, np.float32), report)
+    work(vector.control, vector.rows, vector.worker, dim, updates, sparse, np.full(dim, -1, np.float32), report)
 
 
-def in_threads(vector: SharedVector, updates: int, sparse: bool = False) -> int:
+def in_threads(vector: MappedVector, updates: int, sparse: bool = False) -> int:
     """Run all workers as threads; returns how many reads were torn."""
     reports = np.zeros((vector.sharing.workers, 8), np.int64)
     start = Barrier(vector.sharing.workers)
 
     def run(w: int) -> None:
         start.wait(WAIT_S)
-        take_part(vector, w, updates, sparse, reports[w])
+        take_part(vector.seen_by(w), updates, sparse, reports[w])
 
     threads = [Thread(target=run, args=(w,)) for w in range(vector.sharing.workers)]
     for thread in threads:
@@ -90,10 +91,10 @@ def in_threads(vector: SharedVector, updates: int, sparse: bool = False) -> int:
     return int(reports[:, TORN].sum())
 
 
-def values(vector: SharedVector) -> np.ndarray:
-    out = np.empty(vector.sharing.dim, np.float32)
+def values(vector: MappedVector) -> np.ndarray:
+    out = torch.empty(vector.sharing.dim)
     vector.snapshot(out)
-    return out
+    return out.numpy()
 
 
 class Crew:
@@ -102,7 +103,7 @@ class Crew:
     def __init__(self, sharing: Sharing, updates: int) -> None:
         block = Block.create(nbytes(sharing))
         self.path = block.path
-        self.vector = SharedVector.create(block, sharing)
+        self.vector = MappedVector.create(sharing, torch.zeros(sharing.dim), block)
         self.reports = Block.anonymous(64 * sharing.workers)
         mapped, map_done = os.pipe()
         self.workers = [self._fork(w, sharing, updates, map_done) for w in range(sharing.workers)]
@@ -118,9 +119,9 @@ class Crew:
             return child
         code = 1
         try:
-            vector = SharedVector(Block.attach(self.path), sharing)
+            vector = MappedVector(Block.attach(self.path), sharing, w)
             os.write(map_done, b".")
-            take_part(vector, w, updates, False, self.report(w))
+            take_part(vector, updates, False, self.report(w))
             code = 0
         finally:
             os._exit(code)
@@ -194,7 +195,7 @@ def kill(method: Any, kills: int = 50) -> dict[str, Any]:
     return result
 
 
-def _goes_on(vector: SharedVector) -> bool:
+def _goes_on(vector: MappedVector) -> bool:
     """Whether updates still come; False as soon as a broken lock ends the run."""
     goal, until = vector.version + 20, time.monotonic() + WAIT_S
     while vector.version < goal:
@@ -206,5 +207,5 @@ def _goes_on(vector: SharedVector) -> bool:
 
 
 if __name__ == "__main__":
-    in_threads(SharedVector.create(Block.anonymous(1 << 20), Sharing("hogwild", 16, 1)), 10)  # load the kernels
+    in_threads(MappedVector.create(Sharing("hogwild", 16, 1), torch.zeros(16)), 10)  # load the kernels
     print(json.dumps({"count": count, "kill": kill}[sys.argv[1]](sys.argv[2])))

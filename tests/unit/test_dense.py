@@ -48,22 +48,22 @@ def test_the_compiled_gradient_equals_autograd(widths: list[int], batch: int) ->
     expected.backward()
     values, deltas = (np.full(batch * sum(widths), np.nan, np.float32) for _ in range(2))
     x = model.x.detach().numpy()
-    loss = back_propagate(kernel.plan, x, x, kernel.inputs, kernel.targets, chosen, values, deltas)
+    loss = back_propagate(kernel.data, x, x, chosen, values, deltas)
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     g = np.full(kernel.dim, np.nan, np.float32)
-    put_gradient(kernel.plan, batch, values, deltas, 1.0, False, g)
+    put_gradient(kernel.data.plan, batch, values, deltas, 1.0, False, g)
     np.testing.assert_allclose(g, model.g.numpy(), rtol=1e-4, atol=1e-6)
-    put_gradient(kernel.plan, batch, values, deltas, -0.5, True, g)
+    put_gradient(kernel.data.plan, batch, values, deltas, -0.5, True, g)
     np.testing.assert_allclose(g, 0.5 * model.g.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_read_twice_is_read_from_the_copy() -> None:
     model, kernel, (inputs, targets) = a_problem([7, 5, 4, 3])
     x, later = model.x.detach().numpy().copy(), model.x.detach().numpy().copy()
-    first = int(kernel.plan[1, WEIGHTS])
+    first = int(kernel.data.plan[1, WEIGHTS])
     x[first:], later[:first] = np.nan, np.nan
     values, deltas = (np.zeros(SAMPLES * 19, np.float32) for _ in range(2))
-    loss = back_propagate(kernel.plan, x, later, kernel.inputs, kernel.targets, np.arange(SAMPLES), values, deltas)
+    loss = back_propagate(kernel.data, x, later, np.arange(SAMPLES), values, deltas)
     assert loss == pytest.approx(float(F.cross_entropy(model.model(inputs), targets).detach()), rel=1e-5)
     assert np.isfinite(deltas).all()
 
@@ -73,8 +73,7 @@ def test_large_outputs_do_not_overflow() -> None:
     model.x.data.mul_(1e4)
     values, deltas = np.zeros(SAMPLES * 7, np.float32), np.zeros(SAMPLES * 7, np.float32)
     x = model.x.detach().numpy()
-    problem = kernel.plan, x, x, kernel.inputs, kernel.targets
-    loss = back_propagate(*problem, np.arange(SAMPLES), values, deltas)
+    loss = back_propagate(kernel.data, x, x, np.arange(SAMPLES), values, deltas)
     assert loss == pytest.approx(float(F.cross_entropy(model.model(inputs), targets).detach()), rel=1e-4)
     assert np.isfinite(deltas).all()
 
@@ -104,7 +103,7 @@ def test_one_worker_does_what_plain_sgd_does(method: str, momentum: float, batch
     assert vector.statistics().updates == 2 * len(losses)
 
 
-@pytest.mark.parametrize("handling", ["inverse", "fleet", "gap", "delay-compensated"])
+@pytest.mark.parametrize("handling", ["inverse", "exponential", "gap", "delay-compensated"])
 def test_fresh_updates_are_not_tempered(handling: Any) -> None:
     model, kernel, _ = a_problem([7, 5, 3])
     x = model.x.detach().numpy()

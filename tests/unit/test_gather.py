@@ -22,10 +22,10 @@ from hocket.core.errors import UserError
 from hocket.core.sharing import Method, Sharing
 from hocket.core.staleness import Handling
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.gather import Copy, View, keep_up
+from hocket.kernels.memory.gather import CompiledVector, Near, keep_up
 from hocket.kernels.memory.locks import WRITING, drop, take
 from hocket.kernels.memory.updates import next_batch
-from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.models.family import BROKEN_LOCK
 from hocket.strategies.shared_memory import Hogwild
 
@@ -33,33 +33,33 @@ METHODS = get_args(Method)
 DIM = 300
 
 
-def share(method: Any, workers: int, **options: Any) -> SharedVector:
+def share(method: Any, workers: int, **options: Any) -> MappedVector:
     sharing = Sharing(method, DIM, workers, **options)
-    return SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
+    return MappedVector.create(sharing, torch.zeros(DIM))
 
 
 @kernel
-def count_up(shared, near, start, gained, dim, batches):
+def count_up(shared, near, dim, batches):
     """A worker whose batches add 1 to each parameter; how many it took."""
     made = 0
     while True:
         over = next_batch(shared.control) >= batches
-        if not keep_up(shared, near, start, gained, dim, made, over, 0.1):
+        if not keep_up(shared, near, dim, made, over, 0.1):
             return -1
         if over:
             return made
         for i in range(dim):
-            near.rows[0, i] += 1
+            near.vector.rows[0, i] += 1
         made += 1
 
 
-def count_together(vector: SharedVector, batches: int) -> list[int]:
+def count_together(vector: MappedVector, batches: int) -> list[int]:
     """How many batches each worker took."""
     made = [0] * vector.sharing.workers
 
     def run(w: int) -> None:
-        copy, shared = Copy(DIM), View(vector.control, vector.rows, w)
-        made[w] = count_up(shared, copy.view, copy.start, copy.gained, DIM, batches)
+        shared = CompiledVector(vector.control, vector.rows, w)
+        made[w] = count_up(shared, Near.copy(DIM), DIM, batches)
 
     threads = [Thread(target=run, args=(w,)) for w in range(len(made))]
     for thread in threads:
@@ -99,8 +99,7 @@ def test_an_update_that_is_dropped_takes_all_its_batches_along() -> None:
 def test_a_lock_that_cannot_be_had_ends_the_worker(method: Any) -> None:
     model, kernel_, _ = a_problem([7, 5, 3])
     sharing = Sharing(method, kernel_.dim, 2, every=3, deadline_s=0.05)
-    vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
-    vector.set(model.x.detach().numpy())
+    vector = MappedVector.create(sharing, model.x)
     assert take(vector.control, 1, WRITING)
     thread_end = []
     thread = Thread(
@@ -136,22 +135,23 @@ def test_alone_it_is_serial(method: str, driver: str, every: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_both_drivers_temper_alike(method: Any, handling: Any) -> None:
     """A worker takes two batches of gradient 30 at a rate of 0.01, while another moves each parameter by 1."""
-    lr, g = 0.01, np.full(DIM, 30, np.float32)
+    lr, g = 0.01, torch.full((DIM,), 30.0)
     ends = []
     for compiled in (True, False):
         vector = share(method, 2, every=2, handling=handling)
         if compiled:
-            copy, shared = Copy(DIM), View(vector.control, vector.rows, 0)
-            assert keep_up(shared, copy.view, copy.start, copy.gained, DIM, 0, False, lr)
-            copy.view.rows[0, :DIM] -= 2 * np.float32(lr) * g
+            near, shared = Near.copy(DIM), CompiledVector(vector.control, vector.rows, 0)
+            assert keep_up(shared, near, DIM, 0, False, lr)
+            near.vector.rows[0, :DIM] -= 2 * np.float32(lr) * g.numpy()
         else:
-            vector.read(0, np.zeros(DIM, np.float32))
-        vector.read(1, np.zeros(DIM, np.float32))
-        vector.publish(1, np.full(DIM, -1, np.float32))
+            vector.read(torch.empty(DIM))
+        other = vector.seen_by(1)
+        other.read(torch.empty(DIM))
+        other.publish(torch.full((DIM,), -1.0), 1.0)
         if compiled:
-            assert keep_up(shared, copy.view, copy.start, copy.gained, DIM, 2, True, lr)
+            assert keep_up(shared, near, DIM, 2, True, lr)
         else:
-            vector.publish(0, 2 * g, lr)
+            vector.publish(2 * g, lr)
         ends.append(parameters(vector))
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4)
     assert ends[0][0] != 0

@@ -269,8 +269,8 @@ class TestStaleness:
             "none": 1.0,
             "inverse": 1 / 3,
             "max1": 1 / 2,
-            "fleet": math.exp(-2 / 3 * math.log(1 + 3 / 2) * 2),
-            "tail": 2 - 2 * 2.5 / 3,  # of three staleness values the largest
+            "exponential": math.exp(-2 / 3 * math.log(1 + 3 / 2) * 2),
+            "tail": 1.0,  # the first update that rank 1 has seen
             "gap": 1 / (2 / 0.1 + 1),  # 2 away, and the mean step has come a tenth of the way from 0 to 1
             "delay-compensated": 1 - 0.04 * 2,
         }[handling]

@@ -14,7 +14,8 @@ import torch
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.core.sharing import Sharing
-from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.scatter import Touched
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NEXT, STOP
 from hocket.kernels.models.family import DIVERGED, DONE, STOPPED
 from hocket.kernels.models.sparse import PAID_TOGETHER, SparseKernel, linear_gradient
@@ -55,17 +56,15 @@ def dense(data: SparseRows) -> torch.Tensor:
     return x
 
 
-def share(kernel: Any, x: np.ndarray, method: Any = "hogwild", workers: int = 1, **options: Any) -> SharedVector:
+def share(kernel: Any, x: np.ndarray, method: Any = "hogwild", workers: int = 1, **options: Any) -> MappedVector:
     sharing = Sharing(method, kernel.dim, workers, **options)
-    vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
-    vector.set(x)
-    return vector
+    return MappedVector.create(sharing, torch.from_numpy(x))
 
 
-def parameters(vector: SharedVector) -> np.ndarray:
-    out = np.empty(vector.sharing.dim, np.float32)
+def parameters(vector: MappedVector) -> np.ndarray:
+    out = torch.empty(vector.sharing.dim)
     vector.snapshot(out)
-    return out
+    return out.numpy()
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -111,15 +110,14 @@ def test_the_compiled_gradient_equals_autograd(loss: Any, l2: float, chosen: lis
 
     kernel = compiled(model.model, loss, SampleSet(data, "train"))
     assert isinstance(kernel, SparseKernel) and kernel.dim == len(model.x)
-    touched, seen, g = np.zeros(300, np.int32), np.zeros(300, np.float32), np.zeros(300, np.float32)
+    touched = Touched.empty(300)
     x = model.x.detach().numpy()
-    problem = kernel.firsts, kernel.groups, kernel.targets, kernel.decay, kernel.hinge, kernel.lengths
-    value, count = linear_gradient(x, *problem, np.array(chosen), touched, seen, g)
+    value, count = linear_gradient(x, kernel.data, np.array(chosen), touched)
     gradient = np.zeros(kernel.dim, np.float32)
-    np.add.at(gradient, touched[:count], g[:count])
+    np.add.at(gradient, touched.at[:count], touched.g[:count])
     assert value == pytest.approx(float(expected.detach()), rel=1e-5)
     np.testing.assert_allclose(gradient, model.g.numpy(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(seen[:count], x[touched[:count]])
+    np.testing.assert_array_equal(touched.seen[:count], x[touched.at[:count]])
 
 
 @pytest.mark.parametrize("method", ["mutex", "rwlock", "hogwild", "leashed"])

@@ -23,7 +23,7 @@ def tempered(handling: Handling, tau: int, workers: int = 3) -> torch.Tensor:
         ("none", lambda tau: 1.0),
         ("inverse", lambda tau: 1 / (tau + 1)),
         ("max1", lambda tau: 1 / max(1, tau)),
-        ("fleet", lambda tau: math.exp(-2 / 4 * math.log(1 + 4 / 2) * tau)),
+        ("exponential", lambda tau: math.exp(-2 / 4 * math.log(1 + 4 / 2) * tau)),
     ],
 )
 @pytest.mark.parametrize("tau", [0, 1, 2, 7])

@@ -12,7 +12,7 @@ from torch import Tensor
 from hocket.core.brake import Brake
 from hocket.core.clock import Clock
 from hocket.core.message import Message
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
 ANY = -1
@@ -77,7 +77,7 @@ class Comm(Protocol):
 
     def counter(self) -> Counter: ...
 
-    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+    def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         """Put rank 0's `x` where all ranks see it. For engines that offer shared memory."""
 
 

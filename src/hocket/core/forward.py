@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Counter, Op, Request
 from hocket.core.message import Message
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 
 
 class Forwarding:
@@ -54,7 +54,7 @@ class Forwarding:
     def counter(self) -> Counter:
         return self.inner.counter()
 
-    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+    def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         return self.inner.share(sharing, x)
 
 

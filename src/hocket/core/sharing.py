@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.staleness import Handling
+from hocket.core.staleness import Handling, needs_the_read
 
 Method = Literal["mutex", "rwlock", "hogwild", "leashed"]
 Backoff = Literal["none", "constant", "exponential", "yield"]
@@ -58,7 +58,7 @@ class Sharing:
     @property
     def copies(self) -> int:
         """Rows that hold what a worker has read, where the method or the handling of staleness needs them."""
-        needed = self.method in ("mutex", "rwlock") or self.handling in ("gap", "delay-compensated")
+        needed = self.method in ("mutex", "rwlock") or needs_the_read(self.handling)
         return self.workers if needed else 0
 
     @property
@@ -90,11 +90,11 @@ class Statistics:
     """Waits that ended at the deadline."""
 
 
-class Shared(Protocol):
+class SharedVector(Protocol):
     """The shared vector as one worker sees it."""
 
-    def read(self, out: Tensor) -> None:
-        """Copy the parameters that the worker's next gradient is computed at."""
+    def read(self, out: Tensor) -> int:
+        """Copy the parameters that the worker's next gradient is computed at; returns their version."""
 
     def publish(self, g: Tensor, lr: float) -> bool:
         """Descend by lr * g, tempered by its staleness since this worker's last read; False if it was dropped."""
@@ -103,3 +103,12 @@ class Shared(Protocol):
         """Copy the parameters as they are, for a look at them; one worker at a time."""
 
     def statistics(self) -> Statistics: ...
+
+    def state(self) -> dict[str, Any]:
+        """What this worker must save for the vector to be taken up again; worker 0 speaks for what all share.
+
+        For a meeting of all workers, while nobody reads or publishes.
+        """
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        """Go on from what this worker saved, at a meeting of all workers over a vector that is shared alike."""

@@ -19,7 +19,7 @@ from hocket.core.registry import Registry
 from hocket.core.replica import Gradient, Part, Replica
 from hocket.core.seeds import stream
 from hocket.core.serving import Server, hyperparameters
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.state import Kept
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Worker:
         """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
         self._kept = kept or Kept()
         self._served = served
-        self._shared: Shared | None = None
+        self._shared: SharedVector | None = None
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
 
@@ -122,13 +122,13 @@ class Worker:
         return self._kept.keep(name, value)
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedVector:
         """The vector that all workers share, for a strategy that needs shared memory."""
         assert self._shared is not None, "the strategy does not ask for shared memory"
         return self._shared
 
     @shared.setter
-    def shared(self, shared: Shared) -> None:
+    def shared(self, shared: SharedVector) -> None:
         self._shared = shared
 
     def served(self) -> Tensor:

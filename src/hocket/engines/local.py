@@ -19,7 +19,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request, reduce_in_order
 from hocket.core.errors import Aborted
 from hocket.core.message import Message
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
 current = threading.local()
@@ -100,7 +100,7 @@ class World(ABC):
         """Memory that all ranks share, with the parameters `x` in it."""
 
     @abstractmethod
-    def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
+    def shared_by(self, memory: Any, rank: int, worker: int) -> SharedVector:
         """What a rank, which has the number `worker` there, sees of such memory."""
 
     def thread_began(self, rank: int) -> None:  # noqa: B027 - a world may need nothing here
@@ -267,7 +267,7 @@ class LocalComm:
         number = self._meet("counter", None, 0, lambda parts: [[0]] * self.size)()
         return LocalCounter(self._world, self._me, number)
 
-    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+    def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         def combine(parts: list[Tensor]) -> list[Any]:
             return [self._world.make_shared(sharing, parts[0])] * self.size
 

@@ -23,7 +23,7 @@ from hocket.core.comm import ANY, Comm, Deferred, Op, Request
 from hocket.core.environment import inside_mpi, inside_torchrun, launched_size
 from hocket.core.errors import DeadlineExceeded, UserError
 from hocket.core.message import Message
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.line import Control
@@ -262,7 +262,7 @@ class MpiComm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
         return MpiComm(self._comm.Split(color, key), self._deadline)
 
-    def share(self, sharing: Sharing, x: Tensor) -> Shared:
+    def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes
 
         return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from hocket.core.errors import CommError, UserError, shown
 from hocket.core.registry import filled_in
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.base import Engine, Listener, Main, engine
 from hocket.engines.crew import run_threads
 from hocket.engines.local import Envelope, Wait, World
-from hocket.engines.sim_memory import SimMemory, SimShared
+from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
 
 @engine("sim")
@@ -273,11 +273,11 @@ class SimWorld(World):
         if not self.free[rank]:
             self.now_s[rank] += cost_s
 
-    def make_shared(self, sharing: Sharing, x: Tensor) -> SimMemory:
-        return SimMemory(self, sharing, x, self._memory_byte_s, self._block)
+    def make_shared(self, sharing: Sharing, x: Tensor) -> SimulatedMemory:
+        return SimulatedMemory(self, sharing, x, self._memory_byte_s, self._block)
 
-    def shared_by(self, memory: SimMemory, rank: int, worker: int) -> Shared:
-        return SimShared(memory, rank, worker)
+    def shared_by(self, memory: SimulatedMemory, rank: int, worker: int) -> SharedVector:
+        return SimulatedVector(memory, rank, worker)
 
     def catch_up(self, rank: int) -> None:
         """Ranks compute ahead of each other; before one sends or receives, all earlier ones must have run.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hocket.core.sharing import Sharing, Statistics
 from hocket.core.staleness import Staleness
+from hocket.core.state import refill
 from hocket.engines.local import Wait
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class SimLock:
         self._queue: list[tuple[int, bool]] = []
         self._held_by: dict[int, bool] = {}
         self._free_since_s = 0.0
-        self._random = random.Random(0)
+        self.random = random.Random(0)
 
     def take(self, rank: int, exclusive: bool) -> float:
         """Returns the seconds waited."""
@@ -55,7 +55,7 @@ class SimLock:
                 return self._free_since_s if self._queue[0] == me else None
             while attempt_s < self._free_since_s:  # these attempts have failed; nobody need have watched them
                 attempts += 1
-                attempt_s += backoff_s(self._sharing, attempts, self._random)
+                attempt_s += backoff_s(self._sharing, attempts, self.random)
             return attempt_s
 
         def holders() -> str:
@@ -90,19 +90,19 @@ def backoff_s(sharing: Sharing, attempts: int, rng: random.Random) -> float:
     return 0.0
 
 
-class SimMemory:
-    """The shared vector. `current` is changed in place, but under leashed, where each version is a new vector."""
+class SimulatedMemory:
+    """What the workers share. `current` is changed in place, but under leashed, where each version is a new vector."""
 
     def __init__(self, world: SimWorld, sharing: Sharing, x: Tensor, byte_s: float, block: int) -> None:
         self.world, self.sharing = world, sharing
         self.current, self.version = x.clone(), 0
         self.lock = SimLock(world, sharing)
-        self.staleness = Staleness(sharing.handling, sharing.workers)
-        self.applied: Counter[int] = Counter()
+        self.staleness = [Staleness(sharing.handling, sharing.workers) for _ in range(sharing.workers)]
+        """As each worker sees it."""
         self.tries: Counter[int] = Counter()
         self.dropped, self.lock_wait_s = 0, 0.0
-        self.held: dict[int, list[Tensor]] = {}
-        """Leashed: the vectors that each worker reads or writes."""
+        self.held: dict[int, list[int]] = {}
+        """Leashed: the versions that each worker reads or writes. One that is not published is below 0."""
         self.peak = 1
         self.random = random.Random(0)
         self.pass_s = x.numel() * x.element_size() * byte_s
@@ -113,90 +113,116 @@ class SimMemory:
         return torch.split(vector, self._block)
 
     def count_alive(self) -> None:
-        alive = {id(v) for vectors in self.held.values() for v in vectors} | {id(self.current)}
+        alive = {version for versions in self.held.values() for version in versions} | {self.version}
         self.peak = max(self.peak, len(alive))
 
-    def applied_with(self, tau: int) -> None:
-        self.applied[tau] += 1
-        self.version += 1
+    def statistics(self) -> Statistics:
+        return Statistics(
+            updates=self.version,
+            dropped=self.dropped,
+            staleness=sum((s.histogram for s in self.staleness), Counter()),
+            tries=Counter(self.tries),
+            lock_wait_s=self.lock_wait_s,
+            peak_vectors=self.sharing.vectors - self.sharing.slots + self.peak,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Of the lock there is nothing to tell while all workers meet: nobody holds it or waits for it."""
+        return {
+            "x": self.current.clone(),
+            "version": self.version,
+            "tries": Counter(self.tries),
+            "dropped": self.dropped,
+            "lock_wait_s": self.lock_wait_s,
+            "peak": self.peak,
+            "random": self.random.getstate(),
+            "lock_random": self.lock.random.getstate(),
+        }
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        self.current = saved["x"].clone()
+        self.version, self.tries = saved["version"], Counter(saved["tries"])
+        self.dropped, self.lock_wait_s, self.peak = saved["dropped"], saved["lock_wait_s"], saved["peak"]
+        self.random.setstate(saved["random"])
+        self.lock.random.setstate(saved["lock_random"])
 
 
-@dataclass
-class SimShared:
+class SimulatedVector:
     """The shared vector as one worker sees it."""
 
-    memory: SimMemory
-    rank: int
-    worker: int
-    _read_version: int = 0
-    _read: Tensor | None = None
+    def __init__(self, memory: SimulatedMemory, rank: int, worker: int) -> None:
+        self.memory, self._rank, self._worker = memory, rank, worker
+        self._staleness = memory.staleness[worker]
+        self._read_version = 0
+        self._read: Tensor | None = None
 
-    def read(self, out: Tensor) -> None:
+    def read(self, out: Tensor) -> int:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
-                waited_s = m.lock.take(self.rank, exclusive=m.sharing.method == "mutex")
+                waited_s = m.lock.take(self._rank, exclusive=m.sharing.method == "mutex")
                 m.lock_wait_s += waited_s  # not in one line: others add theirs while this one waits
                 self._read_version = m.version
                 out.copy_(m.current)
-                world.spend(self.rank, m.pass_s)
-                m.lock.drop(self.rank)
+                world.spend(self._rank, m.pass_s)
+                m.lock.drop(self._rank)
             case "hogwild":
-                world.catch_up(self.rank)
+                world.catch_up(self._rank)
                 self._read_version = m.version
                 for source, target in zip(m.split(m.current), m.split(out), strict=True):
-                    world.catch_up(self.rank)
+                    world.catch_up(self._rank)
                     target.copy_(source)
                     self._spend_on(source)
             case "leashed":  # the gradient is taken in place, at a vector that nobody changes
-                world.catch_up(self.rank)
+                world.catch_up(self._rank)
                 self._read_version = m.version
-                m.held[self.worker] = [m.current] if m.sharing.every == 1 else []
+                m.held[self._worker] = [m.version] if m.sharing.every == 1 else []
                 out.copy_(m.current)
-        if m.staleness.needs_the_read():
+        if self._staleness.needs_the_read():
             self._read = out.clone()
+        return self._read_version
 
     def publish(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
-                waited_s = m.lock.take(self.rank, exclusive=True)
+                waited_s = m.lock.take(self._rank, exclusive=True)
                 m.lock_wait_s += waited_s
                 m.current.sub_(self._tempered(g, lr))
-                world.spend(self.rank, 2 * m.pass_s)
-                m.applied_with(m.version - self._read_version)
-                m.lock.drop(self.rank)
+                world.spend(self._rank, 2 * m.pass_s)
+                self._applied(m.version)
+                m.lock.drop(self._rank)
             case "hogwild":
-                world.catch_up(self.rank)
+                world.catch_up(self._rank)
                 for part, step in zip(m.split(m.current), m.split(self._tempered(g, lr)), strict=True):
-                    world.catch_up(self.rank)
+                    world.catch_up(self._rank)
                     wanted = part - step
                     self._spend_on(part)
-                    world.catch_up(self.rank)
+                    world.catch_up(self._rank)
                     part.copy_(wanted)  # what others wrote since the look is lost
                     self._spend_on(part)
-                world.catch_up(self.rank)
-                m.applied_with(m.version - self._read_version)
+                world.catch_up(self._rank)
+                self._applied(m.version)
             case "leashed":
                 return self._publish_leashed(g, lr)
         return True
 
     def _publish_leashed(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
-        m.held[self.worker] = []
+        m.held[self._worker] = []
         failed = 0
         while True:
-            world.catch_up(self.rank)
-            base, tau = m.current, m.version - self._read_version
-            mine = base - self._tempered(g, lr)
-            m.held[self.worker] = [base, mine]
+            world.catch_up(self._rank)
+            base = m.version
+            mine = m.current - self._tempered(g, lr)
+            m.held[self._worker] = [base, -1 - self._worker]
             m.count_alive()
-            world.spend(self.rank, 2 * m.pass_s)
-            world.catch_up(self.rank)
-            m.held[self.worker] = []
-            if m.current is base:
+            world.spend(self._rank, 2 * m.pass_s)
+            world.catch_up(self._rank)
+            m.held[self._worker] = []
+            if m.version == base:
                 m.current = mine
-                m.applied_with(tau)
+                self._applied(base)
                 m.tries[failed] += 1
                 return True
             failed += 1
@@ -204,25 +230,40 @@ class SimShared:
                 m.tries[failed] += 1
                 m.dropped += 1
                 return False
-            world.spend(self.rank, backoff_s(m.sharing, failed, m.random))
+            world.spend(self._rank, backoff_s(m.sharing, failed, m.random))
 
     def snapshot(self, out: Tensor) -> None:
         out.copy_(self.memory.current)
 
     def statistics(self) -> Statistics:
-        m = self.memory
-        return Statistics(
-            updates=m.version,
-            dropped=m.dropped,
-            staleness=Counter(m.applied),
-            tries=Counter(m.tries),
-            lock_wait_s=m.lock_wait_s,
-            peak_vectors=m.sharing.vectors - m.sharing.slots + m.peak,
-        )
+        return self.memory.statistics()
+
+    def state(self) -> dict[str, Any]:
+        own = {
+            "read_version": self._read_version,
+            "staleness": Counter(self._staleness.histogram),
+            "mean_step": self._staleness.mean_step,
+            "held": list(self.memory.held.get(self._worker, [])),
+        }
+        if self._read is not None:
+            own["read"] = self._read.clone()
+        return own | {"common": self.memory.state()} if self._worker == 0 else own
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        self._read_version, self._read = saved["read_version"], saved.get("read")
+        refill(self._staleness, {"histogram": saved["staleness"], "mean_step": saved["mean_step"]})
+        self.memory.held[self._worker] = list(saved["held"])
+        if self._worker == 0:
+            self.memory.load_state(saved["common"])
 
     def _tempered(self, g: Tensor, lr: float) -> Tensor:
         m = self.memory
-        return lr * m.staleness.temper(g, m.version - self._read_version, m.current, self._read)
+        return lr * self._staleness.attempt(g, m.version - self._read_version, m.current, self._read)
+
+    def _applied(self, version: int) -> None:
+        """This worker's update came on top of `version`."""
+        self._staleness.histogram[version - self._read_version] += 1
+        self.memory.version += 1
 
     def _spend_on(self, block: Tensor) -> None:
-        self.memory.world.spend(self.rank, self.memory.pass_s * block.numel() / self.memory.current.numel())
+        self.memory.world.spend(self._rank, self.memory.pass_s * block.numel() / self.memory.current.numel())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hocket.core.clock import RealClock
 from hocket.core.errors import DeadlineExceeded
-from hocket.core.sharing import Shared, Sharing
+from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.crew import run_threads
@@ -61,10 +61,9 @@ class ThreadWorld(World):
             stop()
         super().abort()
 
-    def shared_by(self, memory: Any, rank: int, worker: int) -> Shared:
-        from hocket.engines.mapped import Mapped
-
-        return Mapped(memory, worker)
+    def shared_by(self, memory: Any, rank: int, worker: int) -> SharedVector:
+        shared: SharedVector = memory.seen_by(worker)
+        return shared
 
     def exclusive(self) -> AbstractContextManager[Any]:
         return self._lock

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.sharing import SMALLEST_LR, Backoff, Method, Shared, Sharing
+from hocket.core.sharing import SMALLEST_LR, Backoff, Method, SharedVector, Sharing
 from hocket.core.staleness import Handling
 from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
-def publish_step(shared: Shared, step: Tensor, lr: float) -> None:
+def publish_step(shared: SharedVector, step: Tensor, lr: float) -> None:
     """Descend by a step, as the gradient that compensation for delay looks at; a schedule may begin or end at 0."""
     scale = lr if lr > SMALLEST_LR else 1.0
     shared.publish(step.div_(scale), scale)

@@ -1,4 +1,4 @@
-"""Who likes what: ratings as products of a few factors of users and items, found by matrix factorisation."""
+"""Who likes what: ratings as products of a few factors of users and items, found by matrix factorization."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Factors(BringsKernel):
 @task("factorization")
 @dataclass(frozen=True)
 class Factorization:
-    """Matrix factorisation of ratings: a file of `user item rating` (--data, --test-data), or 40,000 made-up ones."""
+    """Matrix factorization of ratings: a file of `user item rating` (--data, --test-data), or 40,000 made-up ones."""
 
     name: ClassVar[str]
     rank: int = 8

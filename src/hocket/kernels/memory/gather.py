@@ -7,12 +7,15 @@ loops of all families work on it just as on the one that all share.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from hocket.core.sharing import SMALLEST_LR, Sharing
+from hocket.kernels.arrays import Floats, Integers
 from hocket.kernels.jit import kernel
+from hocket.kernels.memory.tempering import factor
 from hocket.kernels.memory.updates import (
     close_write,
     copy_vector,
@@ -21,9 +24,8 @@ from hocket.kernels.memory.updates import (
     publish,
     read_into,
     staleness,
-    temper,
 )
-from hocket.kernels.memory.vector import Block, SharedVector, nbytes
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import (
     BASE_HEAD,
     BROKEN,
@@ -39,70 +41,78 @@ from hocket.kernels.memory.words import (
     WORKER_WORDS,
 )
 
-Words = np.ndarray[Any, np.dtype[np.int64]]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 
+class CompiledVector(NamedTuple):
+    """A shared vector as the compiled code of one worker sees it."""
 
-class View(NamedTuple):
-    """A shared vector as one of its workers sees it."""
-
-    control: Words
+    control: Integers
     rows: Floats
     worker: int
 
 
-class Copy:
-    """A worker's own vector, and what it needs to compare it with the shared one."""
+class Near(NamedTuple):
+    """The vector that a worker takes its batches on: a copy of its own, or the shared one itself."""
 
-    def __init__(self, dim: int) -> None:
-        sharing = Sharing("hogwild", dim, 1)
-        vector = SharedVector.create(Block.anonymous(nbytes(sharing)), sharing)
-        self.view = View(vector.control, vector.rows, 0)
-        self.start, self.gained = np.zeros(dim, np.float32), np.zeros(dim, np.float32)
+    vector: CompiledVector
+    start: Floats
+    """What the shared vector was when the copy was taken."""
+    gained: Floats
+    """Scratch."""
+
+    @classmethod
+    def copy(cls, dim: int) -> Near:
+        """A copy of `dim` parameters."""
+        own = MappedVector.create(Sharing("hogwild", dim, 1), torch.zeros(dim))
+        start, gained = np.zeros((2, dim), np.float32)
+        return cls(CompiledVector(own.control, own.rows, 0), start, gained)
+
+    @classmethod
+    def itself(cls, shared: CompiledVector) -> Near:
+        """No copy."""
+        return cls(shared, np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 @kernel
-def keep_up(
-    shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, over: bool, lr: float
-) -> bool:
+def keep_up(shared: CompiledVector, near: Near, dim: int, made: int, over: bool, lr: float) -> bool:
     """To be called before each batch of an epoch, and when it is `over`: False where a lock could not be had.
 
     The first time it takes a copy. After each `every` batches of those `made`, and in the end, it adds what the copy
-    gained to the shared vector and takes a new one. `start` is what the shared vector was when the copy was taken,
-    `gained` is scratch. Where batches go to the shared vector itself there is nothing to do.
+    gained to the shared vector and takes a new one. Where batches go to the shared vector itself there is nothing to
+    do.
     """
     every = shared.control[EVERY]
     if every == 1:
         return True
+    x = near.vector.rows[0]
     if made > 0:
         if made % every != 0 and not over:
             return True
         if shared.control[METHOD] == HOGWILD and shared.control[HANDLING] < GAP:
-            _swap(shared, near.rows[0], start, dim)
+            _swap(shared, x, near.start, dim)
             return True
         scale = lr if lr > SMALLEST_LR else 1.0  # compensation for delay looks at gradients, not at steps
         for i in range(dim):
-            gained[i] = (start[i] - near.rows[0, i]) / np.float32(scale)
+            near.gained[i] = (near.start[i] - x[i]) / np.float32(scale)
         read = private_row(shared.control, shared.worker) if shared.control[HANDLING] >= GAP else NO_ROW
-        if publish(shared.control, shared.rows, shared.worker, read, gained, scale, dim) == BROKEN:
+        if publish(shared.control, shared.rows, shared.worker, read, near.gained, scale, dim) == BROKEN:
             return False
     if over:
         return True
-    if read_into(shared.control, shared.rows, shared.worker, start, dim) == NO_ROW:
+    if read_into(shared.control, shared.rows, shared.worker, near.start, dim) == NO_ROW:
         return False
-    copy_vector(start, near.rows[0], dim)
+    copy_vector(near.start, x, dim)
     return True
 
 
 @kernel(fastmath={"contract"})
-def _swap(shared: View, copy: Floats, start: Floats, dim: int) -> None:
+def _swap(shared: CompiledVector, copy: Floats, start: Floats, dim: int) -> None:
     """Give and take in one pass, where nobody locks and nobody else must see what was read."""
     control, worker = shared.control, shared.worker
     row = open_write(control, shared.rows, worker, dim)
     x = shared.rows[row]
-    factor = np.float32(temper(control, worker, staleness(control, worker)))
+    share = np.float32(factor(control, worker, staleness(control, worker)))
     for i in range(dim):
-        now = x[i] + factor * (copy[i] - start[i])
+        now = x[i] + share * (copy[i] - start[i])
         x[i] = copy[i] = start[i] = now
     close_write(control, worker, row)
     # It has read all up to where it began to write, and its own update

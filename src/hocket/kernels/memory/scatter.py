@@ -2,86 +2,69 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.updates import close_write, open_write, staleness, temper
-from hocket.kernels.memory.words import (
-    BROKEN,
-    GAP,
-    HANDLING,
-    MEAN_STEP,
-    NO_ROW,
-    RETRY,
-    WORKER_AREA,
-    WORKER_WORDS,
-)
-from hocket.kernels.models.family import Columns, Floats, Integers
+from hocket.kernels.memory.gather import CompiledVector
+from hocket.kernels.memory.tempering import delay_compensated, factor, gap_aware, mean_step
+from hocket.kernels.memory.updates import close_write, open_write, staleness
+from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, NO_ROW, RETRY
+
+
+class Touched(NamedTuple):
+    """A sparse gradient: element k is g[k] at coordinate at[k], which was seen[k] when it was read.
+
+    A coordinate may come up several times; its steps add up.
+    """
+
+    at: Columns
+    seen: Floats
+    g: Floats
+    step: Floats
+    """Scratch."""
+
+    @classmethod
+    def empty(cls, capacity: int) -> Touched:
+        seen, g, step = np.zeros((3, capacity), np.float32)
+        return cls(np.zeros(capacity, np.int32), seen, g, step)
 
 
 @kernel
-def scatter(
-    control: Integers,
-    rows: Floats,
-    worker: int,
-    dim: int,
-    touched: Columns,
-    seen: Floats,
-    g: Floats,
-    step: Floats,
-    count: int,
-    lr: float,
-) -> int:
-    """Descend by lr * g, tempered by its staleness: APPLIED, DROPPED or BROKEN.
-
-    Element k of the first `count` belongs to coordinate touched[k], which was seen[k] when it was read. A coordinate
-    may come up several times; its steps add up. `step` is scratch.
-    """
+def scatter(vector: CompiledVector, dim: int, touched: Touched, count: int, lr: float) -> int:
+    """Descend by lr times the first `count` elements, tempered by their staleness: APPLIED, DROPPED or BROKEN."""
+    control, rows, worker = vector
     status = RETRY
     while status == RETRY:
         row = open_write(control, rows, worker, dim)
         if row == NO_ROW:
             return BROKEN
         x = rows[row]
-        tau = staleness(control, worker)
-        _temper_each(control, worker, tau, x, touched, seen, g, step, count)
+        _temper_each(control, worker, staleness(control, worker), x, touched, count)
         for k in range(count):
-            x[touched[k]] -= np.float32(lr) * step[k]
+            x[touched.at[k]] -= np.float32(lr) * touched.step[k]
         status = close_write(control, worker, row)
     return status
 
 
 @kernel
-def _temper_each(
-    control: Integers,
-    worker: int,
-    tau: int,
-    x: Floats,
-    touched: Columns,
-    seen: Floats,
-    g: Floats,
-    step: Floats,
-    count: int,
-) -> None:
-    """step = tempered g: by one factor, by each coordinate's gap, or compensated for the delay.
-
-    See `hocket.core.staleness`.
-    """
+def _temper_each(control: Integers, worker: int, tau: int, x: Floats, touched: Touched, count: int) -> None:
+    """step = tempered g: by one factor, by each coordinate's gap, or compensated for the delay."""
+    at, seen, g, step = touched
     if control[HANDLING] < GAP:
-        factor = np.float32(temper(control, worker, tau))
+        share = np.float32(factor(control, worker, tau))
         for k in range(count):
-            step[k] = factor * g[k]
-        return
-    if control[HANDLING] != GAP:
+            step[k] = share * g[k]
+    elif control[HANDLING] == GAP:
+        total = np.float32(0)
         for k in range(count):
-            step[k] = g[k] + np.float32(0.04) * g[k] * g[k] * (x[touched[k]] - seen[k])
-        return
-    mean_step = control[WORKER_AREA + worker * WORKER_WORDS + MEAN_STEP :].view(np.float64)
-    if tau:
-        total = 0.0
+            step[k] = abs(x[at[k]] - seen[k])
+            total += step[k]
+        usual = mean_step(control, worker, total / np.float32(count), tau)
         for k in range(count):
-            total += abs(x[touched[k]] - seen[k])
-        mean_step[0] += 0.1 * (total / count / tau - mean_step[0])
-    scale = np.float32(1 / max(mean_step[0], 1e-12))
-    for k in range(count):
-        step[k] = g[k] / (abs(x[touched[k]] - seen[k]) * scale + np.float32(1))
+            step[k] = gap_aware(g[k], step[k], usual)
+    else:
+        for k in range(count):
+            step[k] = delay_compensated(g[k], x[at[k]], seen[k])

@@ -14,8 +14,6 @@ NO_ROW, a lock could not be had before its deadline and the update ends as BROKE
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +21,7 @@ from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, sched_yield
 from hocket.kernels.memory.leashed import advance, claim, count_in, count_out
 from hocket.kernels.memory.locks import READING, WRITING, back_off, drop, take
+from hocket.kernels.memory.tempering import delay_compensated, factor, gap_aware, mean_step
 from hocket.kernels.memory.words import (
     APPLIED,
     ARRIVED,
@@ -31,15 +30,11 @@ from hocket.kernels.memory.words import (
     DROPPED,
     DROPS,
     FAILED,
-    FLEET,
     GAP,
     HANDLING,
     HEAD,
     HOGWILD,
-    INVERSE,
     LEASHED,
-    MAX1,
-    MEAN_STEP,
     METHOD,
     NEXT,
     NO_ROW,
@@ -52,7 +47,6 @@ from hocket.kernels.memory.words import (
     STALENESS,
     STALENESS_BINS,
     STOP,
-    TAIL,
     TRIES,
     TRIES_BINS,
     UPDATES,
@@ -188,27 +182,6 @@ def staleness(control: Words, w: int) -> int:
 
 
 @kernel
-def temper(control: Words, w: int, tau: int) -> float:
-    """The factor for a gradient of staleness tau, where the handling is a factor; see `hocket.core.staleness`."""
-    handling = control[HANDLING]
-    if handling == INVERSE:
-        return 1.0 / (tau + 1)
-    if handling == MAX1:
-        return 1.0 / max(1, tau)
-    if handling == FLEET:
-        theta = control[WORKERS] + 1.0
-        return math.exp(-2.0 / theta * math.log(1.0 + theta / 2.0) * tau)
-    if handling == TAIL:  # with the staleness that this worker has seen, this update's included
-        words = WORKER_AREA + w * WORKER_WORDS
-        last = min(tau, STALENESS_BINS - 1)
-        below = (control[words + STALENESS + last] + 1) / 2.0
-        for t in range(last):
-            below += control[words + STALENESS + t]
-        return 2.0 - 2.0 * below / (control[words + UPDATES] + 1.0)
-    return 1.0
-
-
-@kernel
 def publish(control: Words, rows: Rows, w: int, read_row: int, g: Vector, lr: float, dim: int) -> int:
     """Descend by lr * g, tempered by its staleness: APPLIED, DROPPED or BROKEN.
 
@@ -230,7 +203,7 @@ def publish(control: Words, rows: Rows, w: int, read_row: int, g: Vector, lr: fl
                 copy_vector(rows[_base_row(control, w)], x, dim)
             _descend(control, w, x, read, g, lr, tau, dim)
         else:  # copy and descend in one pass
-            _step(rows[_base_row(control, w)], x, g, np.float32(lr * temper(control, w, tau)), dim)
+            _step(rows[_base_row(control, w)], x, g, np.float32(lr * factor(control, w, tau)), dim)
         if not in_place:
             count_out(control, _base_row(control, w))
         status = close_write(control, w, row)
@@ -299,9 +272,10 @@ def _descend(control: Words, w: int, x: Vector, read: Vector, g: Vector, lr: flo
     """x -= lr * tempered g, in place."""
     handling = control[HANDLING]
     if handling < GAP:
-        _step(x, x, g, np.float32(lr * temper(control, w, tau)), dim)
+        _step(x, x, g, np.float32(lr * factor(control, w, tau)), dim)
     elif handling == GAP:
-        _step_by_gap(x, read, g, np.float32(lr), _mean_step(control, w, x, read, tau, dim), dim)
+        mean_gap = _mean_gap(x, read, dim) if tau else np.float32(0)
+        _step_by_gap(x, read, g, np.float32(lr), mean_step(control, w, mean_gap, tau), dim)
     else:
         _step_compensated(x, read, g, np.float32(lr), dim)
 
@@ -313,35 +287,31 @@ def copy_vector(source: Vector, target: Vector, dim: int) -> None:
 
 
 @kernel(fastmath={"contract"})
-def _step(source: Vector, target: Vector, g: Vector, factor: np.float32, dim: int) -> None:
-    """target = source - factor * g."""
+def _step(source: Vector, target: Vector, g: Vector, rate: np.float32, dim: int) -> None:
+    """target = source - rate * g."""
     if source.ctypes.data == target.ctypes.data:  # the compiler vectorises each loop, but not one for both
         for i in range(dim):
-            target[i] -= factor * g[i]
+            target[i] -= rate * g[i]
     else:
         for i in range(dim):
-            target[i] = source[i] - factor * g[i]
+            target[i] = source[i] - rate * g[i]
 
 
 @kernel(fastmath={"reassoc", "contract"})  # so that the sum can be vectorised
-def _mean_step(control: Words, w: int, x: Vector, read: Vector, tau: int, dim: int) -> np.float32:
-    """Running mean of |x - read| for one update, as worker w sees it."""
-    mean_step = control[WORKER_AREA + w * WORKER_WORDS + MEAN_STEP :].view(np.float64)
-    if tau:
-        total = np.float32(0.0)
-        for i in range(dim):
-            total += abs(x[i] - read[i])
-        mean_step[0] += 0.1 * (total / dim / tau - mean_step[0])
-    return np.float32(max(mean_step[0], 1e-12))
+def _mean_gap(x: Vector, read: Vector, dim: int) -> np.float32:
+    total = np.float32(0.0)
+    for i in range(dim):
+        total += abs(x[i] - read[i])
+    return total / np.float32(dim)
 
 
 @kernel(fastmath={"contract"})
 def _step_by_gap(x: Vector, read: Vector, g: Vector, lr: np.float32, mean_step: np.float32, dim: int) -> None:
     for i in range(dim):
-        x[i] -= lr * g[i] / (abs(x[i] - read[i]) / mean_step + np.float32(1.0))
+        x[i] -= lr * gap_aware(g[i], abs(x[i] - read[i]), mean_step)
 
 
 @kernel(fastmath={"contract"})
 def _step_compensated(x: Vector, read: Vector, g: Vector, lr: np.float32, dim: int) -> None:
     for i in range(dim):
-        x[i] -= lr * (g[i] + np.float32(0.04) * g[i] * g[i] * (x[i] - read[i]))
+        x[i] -= lr * delay_compensated(g[i], x[i], read[i])

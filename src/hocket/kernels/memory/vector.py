@@ -1,4 +1,4 @@
-"""A shared parameter vector as Python sees it: its memory, its options, its statistics."""
+"""A shared parameter vector in memory that workers map: its block, its options, its statistics, its state."""
 
 from __future__ import annotations
 
@@ -8,34 +8,31 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.sharing import MAX_WORKERS, Sharing, Statistics
-from hocket.kernels.memory import locks
-from hocket.kernels.memory import updates as shared
+from hocket.core.sharing import MAX_WORKERS, Backoff, Method, Sharing, Statistics
+from hocket.core.staleness import Handling, needs_the_read
+from hocket.kernels.memory import locks, updates
 from hocket.kernels.memory import words as c
 from hocket.kernels.memory.leashed import count_word
 
-Vector = NDArray[np.float32]
-
-_METHODS = {"mutex": c.MUTEX, "rwlock": c.RWLOCK, "hogwild": c.HOGWILD, "leashed": c.LEASHED}
-_BACKOFFS = {
-    "none": c.BACKOFF_NONE,
-    "constant": c.BACKOFF_CONSTANT,
-    "exponential": c.BACKOFF_EXPONENTIAL,
-    "yield": c.BACKOFF_YIELD,
-}
-_HANDLINGS = {
-    "none": c.NONE,
-    "inverse": c.INVERSE,
-    "max1": c.MAX1,
-    "fleet": c.FLEET,
-    "tail": c.TAIL,
-    "gap": c.GAP,
-    "delay-compensated": c.DELAY_COMPENSATED,
+# Options by their codes in the control words, which have the same order
+_METHODS, _BACKOFFS, _HANDLINGS = get_args(Method), get_args(Backoff), get_args(Handling)
+# Words of one worker that are saved, beside its histograms and its mean step
+_SAVED = {
+    "read_version": c.READ_VERSION,
+    "updates": c.UPDATES,
+    "dropped": c.DROPS,
+    "wait_ns": c.WAIT_NS,
+    "peak": c.PEAK,
+    "breaks": c.BREAKS,
+    "random": c.RANDOM,
 }
 _FLOATS_A_LINE = 16  # float32 in 64 bytes
 
@@ -87,75 +84,81 @@ class Block:
             self.path = None
 
 
-class SharedVector:
-    """One parameter vector in a block. Compiled workers use `control` and `rows`; others use the methods here.
+class MappedVector:
+    """A parameter vector in a block, as one worker sees it.
 
-    A worker is a number below `workers`, used by one thread at a time.
+    A worker is a number below `sharing.workers`, used by one thread at a time. Compiled workers use `control` and
+    `rows`, whose meaning is told in `hocket.kernels.memory.updates`; others use the methods here.
     """
 
-    def __init__(self, block: Block, sharing: Sharing) -> None:
-        self.block, self.sharing = block, sharing
+    def __init__(self, block: Block, sharing: Sharing, worker: int) -> None:
+        self.sharing, self.worker = sharing, worker
+        self._block = block
         self.control = np.frombuffer(block.memory, np.int64, _words(sharing))
         rows = np.frombuffer(block.memory, np.float32, sharing.rows * _stride(sharing), 8 * _words(sharing))
         self.rows = rows.reshape(sharing.rows, _stride(sharing))
 
     @classmethod
-    def create(cls, block: Block, sharing: Sharing) -> SharedVector:
-        """A new vector of zeros in a new block, before any worker starts."""
+    def create(cls, sharing: Sharing, x: Tensor, block: Block | None = None) -> MappedVector:
+        """A new vector that starts from x, as worker 0 sees it, in a new block: before any other worker maps it."""
         if sys.platform != "linux":
             raise UserError(
                 f"{sharing.method} needs Linux: locks with a deadline that survive their holder are there only"
             )
+        if x.dtype != torch.float32 or x.device.type != "cpu":  # `train` refuses this before; a user's loop may not
+            raise UserError(
+                f"strategy {sharing.method} shares float32 parameters in main memory; got {x.dtype}, {x.device}"
+            )
         assert sharing.workers <= MAX_WORKERS <= c.SLOT_MASK // 2
-        vector = cls(block, sharing)
-        vector.control[c.METHOD] = _METHODS[sharing.method]
-        vector.control[c.WORKERS] = sharing.workers
-        vector.control[c.SLOTS] = sharing.slots
-        vector.control[c.PERSISTENCE] = -1 if sharing.persistence is None else sharing.persistence
-        vector.control[c.BACKOFF] = _BACKOFFS[sharing.backoff]
-        vector.control[c.BACKOFF_NS] = int(sharing.backoff_s * 1e9)
-        vector.control[c.BACKOFF_MAX_NS] = int(sharing.backoff_max_s * 1e9)
-        vector.control[c.HANDLING] = _HANDLINGS[sharing.handling]
-        vector.control[c.EVERY] = sharing.every
-        vector.control[c.DEADLINE_NS] = int(sharing.deadline_s * 1e9)
+        vector = cls(block or Block.anonymous(nbytes(sharing)), sharing, 0)
+        control = vector.control
+        control[c.METHOD] = _METHODS.index(sharing.method)
+        control[c.WORKERS] = sharing.workers
+        control[c.SLOTS] = sharing.slots
+        control[c.PERSISTENCE] = -1 if sharing.persistence is None else sharing.persistence
+        control[c.BACKOFF] = _BACKOFFS.index(sharing.backoff)
+        control[c.BACKOFF_NS] = int(sharing.backoff_s * 1e9)
+        control[c.BACKOFF_MAX_NS] = int(sharing.backoff_max_s * 1e9)
+        control[c.HANDLING] = _HANDLINGS.index(sharing.handling)
+        control[c.EVERY] = sharing.every
+        control[c.DEADLINE_NS] = int(sharing.deadline_s * 1e9)
         for w in range(sharing.workers):
-            vector.control[c.WORKER_AREA + w * c.WORKER_WORDS + c.RANDOM] = w + 1
-        locks.create(vector.control)
+            vector._words_of(w)[c.RANDOM] = w + 1
+        locks.create(control)
+        vector._current()[:] = x.detach().numpy()
         return vector
+
+    def seen_by(self, worker: int) -> MappedVector:
+        """The same vector, as another worker in this process sees it."""
+        return MappedVector(self._block, self.sharing, worker)
 
     @property
     def version(self) -> int:
         """Updates applied so far."""
-        return int(shared.version(self.control))
+        return int(updates.version(self.control))
 
-    def set(self, x: Vector) -> None:
-        """Start from x, before any worker starts."""
-        self._current()[:] = x
-
-    def read(self, worker: int, out: Vector) -> int:
-        """Copy the parameters that the worker's next gradient is computed at; returns their version."""
-        version = int(shared.read_into(self.control, self.rows, worker, out, self.sharing.dim))
+    def read(self, out: Tensor) -> int:
+        target = out.detach().numpy()
+        version = int(updates.read_into(self.control, self.rows, self.worker, target, self.sharing.dim))
         if version == c.NO_ROW:
-            raise LockBroken(self._complaint(worker))
+            raise LockBroken(self._complaint(f"worker {self.worker}"))
         return version
 
-    def publish(self, worker: int, g: Vector, lr: float = 1.0) -> bool:
-        """Apply x -= lr * g, tempered by its staleness since the worker's last `read`; False if it was dropped."""
-        read_row = self.sharing.slots + worker if self.sharing.copies else c.NO_ROW
-        status = shared.publish(self.control, self.rows, worker, read_row, g, lr, self.sharing.dim)
+    def publish(self, g: Tensor, lr: float) -> bool:
+        read_row = self.sharing.slots + self.worker if self.sharing.copies else c.NO_ROW
+        step = g.detach().numpy()
+        status = updates.publish(self.control, self.rows, self.worker, read_row, step, lr, self.sharing.dim)
         if status == c.BROKEN:
-            raise LockBroken(self._complaint(worker))
+            raise LockBroken(self._complaint(f"worker {self.worker}"))
         return bool(status == c.APPLIED)
 
-    def snapshot(self, out: Vector) -> int:
-        """Copy the parameters without being a worker (one thread at a time); returns their version."""
-        observer = self.sharing.workers
-        row = shared.open_read(self.control, observer)
+    def snapshot(self, out: Tensor) -> None:
+        observer = self.sharing.workers  # as it were: a look is nobody's read
+        row = updates.open_read(self.control, observer)
         if row == c.NO_ROW:
-            raise LockBroken(self._complaint(observer))
-        out[:] = self.rows[row, : self.sharing.dim]
-        shared.close_read(self.control, observer, row)
-        return int(self._worker(observer)[c.READ_VERSION])
+            raise LockBroken(self._complaint("the observer"))
+        out.detach().numpy()[:] = self.rows[row, : self.sharing.dim]
+        updates.close_read(self.control, observer, row)
 
     def stop(self) -> None:
         """Ask all workers to end."""
@@ -166,29 +169,63 @@ class SharedVector:
         return [int(self.control[count_word(self.control, slot)]) for slot in range(self.sharing.slots)]
 
     def statistics(self) -> Statistics:
-        """What happened so far."""
-        words = np.sum([self._worker(w) for w in range(self.sharing.workers)], axis=0)
-        peak_slots = max(int(self._worker(w)[c.PEAK]) for w in range(self.sharing.workers))
+        workers = range(self.sharing.workers)
+        words = np.sum([self._words_of(w) for w in workers], axis=0)
+        peak_slots = max(int(self._words_of(w)[c.PEAK]) for w in workers)
         return Statistics(
             updates=int(words[c.UPDATES]),
             dropped=int(words[c.DROPS]),
-            staleness=_histogram(words[c.STALENESS : c.STALENESS + c.STALENESS_BINS]),
-            tries=_histogram(words[c.TRIES : c.TRIES + c.TRIES_BINS]),
+            staleness=_counter(words[c.STALENESS : c.TRIES]),
+            tries=_counter(words[c.TRIES : c.WORKER_WORDS]),
             lock_wait_s=float(words[c.WAIT_NS]) / 1e9,
             peak_vectors=self.sharing.vectors - self.sharing.slots + max(peak_slots, 1),
             recovered=int(self.control[c.RECOVERED]),
             broken=int(words[c.BREAKS]),
         )
 
-    def _worker(self, w: int) -> NDArray[np.int64]:
-        first = c.WORKER_AREA + w * c.WORKER_WORDS
+    def state(self) -> dict[str, Any]:
+        words = self._words_of(self.worker)
+        own: dict[str, Any] = {name: int(words[at]) for name, at in _SAVED.items()}
+        own["mean_step"] = float(words.view(np.float64)[c.MEAN_STEP])
+        own["staleness"], own["tries"] = _counter(words[c.STALENESS : c.TRIES]), _counter(words[c.TRIES :])
+        if needs_the_read(self.sharing.handling):
+            own["read"] = torch.from_numpy(self._own_copy().copy())
+        if self.worker == 0:
+            x = torch.from_numpy(self._current().copy())
+            own["common"] = {"x": x, "version": self.version, "recovered": int(self.control[c.RECOVERED])}
+        return own
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        words = self._words_of(self.worker)
+        for name, at in _SAVED.items():
+            words[at] = saved[name]
+        words.view(np.float64)[c.MEAN_STEP] = saved["mean_step"]
+        words[c.STALENESS :] = 0
+        for first, counts in ((c.STALENESS, saved["staleness"]), (c.TRIES, saved["tries"])):
+            for value, count in counts.items():
+                words[first + value] = count
+        if needs_the_read(self.sharing.handling):
+            self._own_copy()[:] = saved["read"].numpy()
+        if self.worker == 0:
+            common = saved["common"]
+            self._current()[:] = common["x"].numpy()
+            self.control[c.HEAD] = common["version"] << c.SLOT_BITS | self._slot()
+            self.control[c.RECOVERED] = common["recovered"]
+
+    def _words_of(self, worker: int) -> NDArray[np.int64]:
+        first = c.WORKER_AREA + worker * c.WORKER_WORDS
         return self.control[first : first + c.WORKER_WORDS]
 
-    def _current(self) -> Vector:
-        return self.rows[int(self.control[c.HEAD]) & c.SLOT_MASK, : self.sharing.dim]
+    def _slot(self) -> int:
+        return int(self.control[c.HEAD]) & c.SLOT_MASK
 
-    def _complaint(self, worker: int) -> str:
-        who = "the observer" if worker == self.sharing.workers else f"worker {worker}"
+    def _current(self) -> NDArray[np.float32]:
+        return self.rows[self._slot(), : self.sharing.dim]
+
+    def _own_copy(self) -> NDArray[np.float32]:
+        return self.rows[self.sharing.slots + self.worker, : self.sharing.dim]
+
+    def _complaint(self, who: str) -> str:
         return (
             f"{who} waited {self.sharing.deadline_s:g} s for the {self.sharing.method} of the shared vector in vain: "
             "a worker died with it or is stuck"
@@ -210,5 +247,5 @@ def _stride(sharing: Sharing) -> int:
     return -(-sharing.dim // _FLOATS_A_LINE) * _FLOATS_A_LINE
 
 
-def _histogram(bins: NDArray[np.int64]) -> Counter[int]:
+def _counter(bins: NDArray[np.int64]) -> Counter[int]:
     return Counter({value: int(count) for value, count in enumerate(bins) if count})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
+from hocket.kernels.arrays import Floats, Integers
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.gather import View
+from hocket.kernels.memory.gather import CompiledVector, Near
+from hocket.kernels.memory.tempering import factor
 from hocket.kernels.memory.updates import (
     acquire,
     begin_together,
@@ -31,18 +33,16 @@ from hocket.kernels.memory.updates import (
     publish,
     release,
     staleness,
-    temper,
 )
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW, WORKERS
 from hocket.kernels.models.family import (
     BROKEN_LOCK,
     DIVERGED,
     FASTMATH,
-    Floats,
-    Integers,
     Kernel,
     KernelWorker,
-    Memory,
+    Log,
     note,
     stop_all,
     take_batch,
@@ -51,6 +51,27 @@ from hocket.kernels.models.perceptron import is_cross_entropy, widths_of
 
 # Columns of a plan, which has a row for each layer
 IN, OUT, WEIGHTS, BIAS, BEFORE, AFTER = range(6)  # BEFORE, AFTER: where a sample's inputs and outputs begin
+
+
+class DenseData(NamedTuple):
+    """A perceptron's shape and its samples."""
+
+    plan: Integers
+    inputs: Floats
+    targets: Integers
+
+
+class DenseWork(NamedTuple):
+    """One worker's workspace for back-propagation, and its momentum."""
+
+    values: Floats
+    """The inputs of each layer and the outputs of the last, for a batch."""
+    deltas: Floats
+    """The loss's gradient by them."""
+    g: Floats
+    momentum: float
+    velocity: Floats
+
 
 _float = types.CPointer(types.float32)
 # BLAS as Numba's own np.dot reaches it (scipy's), with the factors that np.dot has no arguments for.
@@ -185,19 +206,13 @@ def cross_entropy(logits: Floats, targets: Integers, chosen: Integers, deltas: F
 
 @kernel
 def back_propagate(
-    plan: Integers,
-    x: Floats,
-    later: Floats,
-    inputs: Floats,
-    targets: Integers,
-    chosen: Integers,
-    values: Floats,
-    deltas: Floats,
+    data: DenseData, x: Floats, later: Floats, chosen: Integers, values: Floats, deltas: Floats
 ) -> float:
     """The mean loss of the chosen samples at the parameters x, of which those of all layers but the first are `later`.
 
     `values` becomes the inputs of each layer and the outputs of the last, `deltas` the loss's gradient by them.
     """
+    plan, inputs, targets = data
     n, layers = chosen.size, len(plan)
     width = plan[0, IN]
     for s in range(n):
@@ -251,87 +266,77 @@ def put_gradient(plan: Integers, n: int, values: Floats, deltas: Floats, alpha: 
 
 @kernel
 def dense_loop(
-    shared: View,
-    near: View,
-    start: Floats,
-    gained: Floats,
-    plan: Integers,
-    inputs: Floats,
-    targets: Integers,
+    shared: CompiledVector,
+    near: Near,
+    data: DenseData,
+    work: DenseWork,
     order: Integers,
     batch: int,
     lr: float,
-    momentum: float,
-    values: Floats,
-    deltas: Floats,
-    g: Floats,
-    velocity: Floats,
-    log_loss: Floats,
-    log_samples: Integers,
-    log_clock: Integers,
+    log: Log,
 ) -> tuple[int, int]:
     """A worker's part of an epoch: batches taken, and how it ended."""
+    plan = data.plan
     dim = plan[-1, BIAS] + plan[-1, OUT]
-    others_write = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and near.control[WORKERS] > 1
-    direct = near.control[METHOD] == HOGWILD and near.control[HANDLING] < GAP and momentum == 0
+    control, rows, worker = near.vector
+    values, deltas, g, momentum, velocity = work
+    hogwild = control[METHOD] == HOGWILD and control[HANDLING] < GAP
+    others_write = hogwild and control[WORKERS] > 1
+    direct = hogwild and momentum == 0
     made = 0
     begin_together(shared.control)
     while True:
-        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        begin = take_batch(shared, near, dim, made, batch, order.size, lr)
         if begin < 0:
             return made, ~begin
         chosen = order[begin : min(begin + batch, order.size)]
         n = chosen.size
-        read = acquire(near.control, near.rows, near.worker, dim)
+        read = acquire(control, rows, worker, dim)
         if read == NO_ROW:
             return made, BROKEN_LOCK
-        x = later = near.rows[read]
+        x = later = rows[read]
         if others_write:  # but what is read twice, to go forward and back, must not change in between
             later = g
             first = plan[0, BIAS] + plan[0, OUT]
             copy_vector(x[first:], later[first:], dim - first)
-        loss = back_propagate(plan, x, later, inputs, targets, chosen, values, deltas)
+        loss = back_propagate(data, x, later, chosen, values, deltas)
         if not np.isfinite(loss):
-            release(near.control, near.worker, read)
+            release(control, worker, read)
             stop_all(shared.control)
-            note(log_loss, log_samples, log_clock, made, loss, n)
+            note(log, made, loss, n)
             return made + 1, DIVERGED
         if direct:
-            row = open_write(near.control, near.rows, near.worker, dim)
-            factor = temper(near.control, near.worker, staleness(near.control, near.worker))
-            put_gradient(plan, n, values, deltas, -lr * factor, True, near.rows[row])
-            close_write(near.control, near.worker, row)
+            row = open_write(control, rows, worker, dim)
+            share = factor(control, worker, staleness(control, worker))
+            put_gradient(plan, n, values, deltas, -lr * share, True, rows[row])
+            close_write(control, worker, row)
         else:
             put_gradient(plan, n, values, deltas, 1.0, False, g)
             if momentum != 0:
                 for i in range(dim):
                     velocity[i] = np.float32(momentum) * velocity[i] + g[i]
             step = g if momentum == 0 else velocity
-            if publish(near.control, near.rows, near.worker, read, step, lr, dim) == BROKEN:
+            if publish(control, rows, worker, read, step, lr, dim) == BROKEN:
                 return made, BROKEN_LOCK
-        note(log_loss, log_samples, log_clock, made, loss, n)
+        note(log, made, loss, n)
         made += 1
 
 
 class DenseWorker(KernelWorker):
-    """One worker's workspace for back-propagation, and its momentum."""
+    """One worker of a perceptron."""
 
     loop: ClassVar[Any] = staticmethod(dense_loop)
 
     def __init__(self, kernel: DenseKernel, index: int, batch: int, momentum: float) -> None:
-        super().__init__(index, batch, kernel.dim)
-        units = int(kernel.plan[-1, AFTER] + kernel.plan[-1, OUT])
-        self._kernel, self._momentum = kernel, momentum
-        self._values, self._deltas = np.zeros(batch * units, np.float32), np.zeros(batch * units, np.float32)
-        self._g = np.zeros(kernel.dim, np.float32)
+        units = batch * int(kernel.data.plan[-1, AFTER] + kernel.data.plan[-1, OUT])
+        values, deltas, g = (np.zeros(size, np.float32) for size in (units, units, kernel.dim))
         self._velocity = np.zeros(kernel.dim if momentum else 0, np.float32)
+        super().__init__(kernel, index, batch, DenseWork(values, deltas, g, float(momentum), self._velocity))
 
-    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
-        kernel = self._kernel
-        problem = kernel.plan, kernel.inputs, kernel.targets, order, self.batch, float(lr)
-        return (*problem, float(self._momentum), self._values, self._deltas, self._g, self._velocity)
+    def kept(self) -> dict[str, Tensor]:
+        return {"velocity": torch.from_numpy(self._velocity)}
 
-    def run_epoch(self, shared: Memory, order: Integers, lr: float) -> int:
+    def run_epoch(self, shared: MappedVector, order: Integers, lr: float) -> int:
         # Numbers below 1e-38 take a hundred times as long as others; small probabilities become such.
         torch.set_flush_denormal(True)
         try:
@@ -344,13 +349,13 @@ class DenseKernel(Kernel):
     """A multi-layer perceptron and its training data."""
 
     takes_momentum = True
+    data: DenseData
 
     def __init__(self, widths: list[int], inputs: Tensor, targets: Tensor) -> None:
-        self.plan = plan_of(widths)
-        self.dim = int(self.plan[-1, BIAS] + self.plan[-1, OUT])
+        plan = plan_of(widths)
+        self.data = DenseData(plan, inputs.reshape(len(inputs), -1).contiguous().numpy(), targets.contiguous().numpy())
+        self.dim = int(plan[-1, BIAS] + plan[-1, OUT])
         self.samples = len(targets)
-        self.inputs: Floats = inputs.reshape(len(inputs), -1).contiguous().numpy()
-        self.targets: Integers = targets.contiguous().numpy()
 
     @classmethod
     def recognise(cls, model: nn.Module, loss: Callable[..., Tensor], samples: Any) -> DenseKernel | None:

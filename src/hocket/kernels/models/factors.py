@@ -1,4 +1,4 @@
-"""Matrix factorisation of ratings, compiled: an update touches a user's and an item's factors and biases.
+"""Matrix factorization of ratings, compiled: an update touches a user's and an item's factors and biases.
 
 The parameters are the factors of all users [users, rank], those of all items [items, rank], the users' biases and the
 items' biases.
@@ -6,46 +6,46 @@ items' biases.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from hocket.kernels.arrays import Floats, Integers
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.gather import View
-from hocket.kernels.memory.scatter import scatter
+from hocket.kernels.memory.gather import CompiledVector, Near
+from hocket.kernels.memory.scatter import Touched, scatter
 from hocket.kernels.memory.updates import begin_together, close_read, open_read
 from hocket.kernels.memory.words import BROKEN, NO_ROW
 from hocket.kernels.models.family import (
     BROKEN_LOCK,
     DIVERGED,
     FASTMATH,
-    Columns,
-    Floats,
-    Integers,
     Kernel,
     KernelWorker,
+    Log,
     note,
     stop_all,
     take_batch,
 )
 
 
+class FactorData(NamedTuple):
+    """The ratings, and how the parameters for their users and items lie."""
+
+    pairs: Integers
+    ratings: Floats
+    users: int
+    items: int
+    rank: int
+    mean: float
+    l2: float
+
+
 @kernel(fastmath=FASTMATH)
-def rating_gradient(
-    x: Floats,
-    pairs: Integers,
-    ratings: Floats,
-    users: int,
-    items: int,
-    rank: int,
-    mean: float,
-    l2: float,
-    chosen: Integers,
-    touched: Columns,
-    seen: Floats,
-    g: Floats,
-) -> tuple[float, int]:
-    """The mean squared error of the chosen ratings at x, and how many elements of `touched`, `seen`, `g` it filled."""
+def rating_gradient(x: Floats, data: FactorData, chosen: Integers, touched: Touched) -> tuple[float, int]:
+    """The mean squared error of the chosen ratings at x, and how many elements of `touched` it filled."""
+    pairs, ratings, users, items, rank, mean, l2 = data
+    coordinates, seen, g, _ = touched
     n = chosen.size
     decay = np.float32(l2 / n)
     loss = 0.0
@@ -59,8 +59,8 @@ def rating_gradient(
         user_bias, item_bias = x[user_bias_at], x[item_bias_at]
         product = np.float32(0)
         for f in range(rank):
-            touched[at + f], seen[at + f] = p_at + f, p[f]
-            touched[at + rank + f], seen[at + rank + f] = q_at + f, q[f]
+            coordinates[at + f], seen[at + f] = p_at + f, p[f]
+            coordinates[at + rank + f], seen[at + rank + f] = q_at + f, q[f]
             product += seen[at + f] * seen[at + rank + f]
         error = np.float32(mean) + user_bias + item_bias + product - ratings[sample]
         loss += error * error
@@ -69,91 +69,66 @@ def rating_gradient(
             g[at + f] = slope * seen[at + rank + f] + decay * seen[at + f]
             g[at + rank + f] = slope * seen[at + f] + decay * seen[at + rank + f]
         at += 2 * rank
-        touched[at], seen[at], g[at] = user_bias_at, user_bias, slope + decay * user_bias
-        touched[at + 1], seen[at + 1], g[at + 1] = item_bias_at, item_bias, slope + decay * item_bias
+        coordinates[at], seen[at], g[at] = user_bias_at, user_bias, slope + decay * user_bias
+        coordinates[at + 1], seen[at + 1], g[at + 1] = item_bias_at, item_bias, slope + decay * item_bias
         at += 2
     return loss / n, at
 
 
 @kernel
 def factor_loop(
-    shared: View,
-    near: View,
-    start: Floats,
-    gained: Floats,
-    pairs: Integers,
-    ratings: Floats,
-    users: int,
-    items: int,
-    rank: int,
-    mean: float,
-    l2: float,
+    shared: CompiledVector,
+    near: Near,
+    data: FactorData,
+    work: Touched,
     order: Integers,
     batch: int,
     lr: float,
-    touched: Columns,
-    seen: Floats,
-    g: Floats,
-    step: Floats,
-    log_loss: Floats,
-    log_samples: Integers,
-    log_clock: Integers,
+    log: Log,
 ) -> tuple[int, int]:
     """A worker's part of an epoch: batches taken, and how it ended."""
-    dim = (users + items) * (rank + 1)
+    dim = (data.users + data.items) * (data.rank + 1)
+    control, rows, worker = near.vector
     made = 0
     begin_together(shared.control)
     while True:
-        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        begin = take_batch(shared, near, dim, made, batch, order.size, lr)
         if begin < 0:
             return made, ~begin
         chosen = order[begin : min(begin + batch, order.size)]
-        read = open_read(near.control, near.worker)
+        read = open_read(control, worker)
         if read == NO_ROW:
             return made, BROKEN_LOCK
-        loss, count = rating_gradient(
-            near.rows[read], pairs, ratings, users, items, rank, mean, l2, chosen, touched, seen, g
-        )
-        close_read(near.control, near.worker, read)
+        loss, count = rating_gradient(rows[read], data, chosen, work)
+        close_read(control, worker, read)
         if not np.isfinite(loss):
             stop_all(shared.control)
-            note(log_loss, log_samples, log_clock, made, loss, chosen.size)
+            note(log, made, loss, chosen.size)
             return made + 1, DIVERGED
-        if scatter(near.control, near.rows, near.worker, dim, touched, seen, g, step, count, lr) == BROKEN:
+        if scatter(near.vector, dim, work, count, lr) == BROKEN:
             return made, BROKEN_LOCK
-        note(log_loss, log_samples, log_clock, made, loss, chosen.size)
+        note(log, made, loss, chosen.size)
         made += 1
 
 
 class FactorWorker(KernelWorker):
-    """One worker's workspace: the touched elements of a batch."""
+    """One worker of a factorization."""
 
     loop: ClassVar[Any] = staticmethod(factor_loop)
 
-    def __init__(self, kernel: FactorKernel, index: int, batch: int) -> None:
-        super().__init__(index, batch, kernel.dim)
-        capacity = batch * 2 * (kernel.rank + 1)
-        self._kernel = kernel
-        self._touched = np.zeros(capacity, np.int32)
-        self._seen, self._g, self._step = (np.zeros(capacity, np.float32) for _ in range(3))
-
-    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
-        k = self._kernel
-        problem = k.pairs, k.ratings, k.users, k.items, k.rank, k.mean, k.l2
-        return (*problem, order, self.batch, float(lr), self._touched, self._seen, self._g, self._step)
-
 
 class FactorKernel(Kernel):
-    """A factorisation and the ratings that it is trained on."""
+    """A factorization and the ratings that it is trained on."""
+
+    data: FactorData
 
     def __init__(
         self, pairs: Integers, ratings: Floats, users: int, items: int, rank: int, mean: float, l2: float
     ) -> None:
-        self.pairs, self.ratings = np.ascontiguousarray(pairs), np.ascontiguousarray(ratings)
-        self.users, self.items, self.rank, self.mean, self.l2 = users, items, rank, mean, l2
+        self.data = FactorData(np.ascontiguousarray(pairs), np.ascontiguousarray(ratings), users, items, rank, mean, l2)
         self.samples = len(ratings)
         self.dim = (users + items) * (rank + 1)
 
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> FactorWorker:
         assert momentum == 0
-        return FactorWorker(self, index, batch)
+        return FactorWorker(self, index, batch, Touched.empty(batch * 2 * (self.data.rank + 1)))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numba
 import numpy as np
+from torch import Tensor
 
+from hocket.kernels.arrays import Floats, Integers
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory import atomics
-from hocket.kernels.memory.gather import Copy, View, keep_up
+from hocket.kernels.memory.gather import CompiledVector, Near, keep_up
 from hocket.kernels.memory.updates import next_batch, stopped
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import EVERY, STOP, WORKERS
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Columns = np.ndarray[Any, np.dtype[np.int32]]
 
 # How a worker's epoch ended: no batch was left, it was told to stop, a lock broke, the loss was not finite
 DONE, STOPPED, BROKEN_LOCK, DIVERGED = range(4)
@@ -28,18 +26,7 @@ FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums may be reordered, which lets them use vector registers; NaN and infinity keep their meaning."""
 
 
-class Memory(Protocol):
-    """The part of a SharedVector that compiled loops work on."""
-
-    @property
-    def control(self) -> Integers: ...
-
-    @property
-    def rows(self) -> Floats: ...
-
-
-@dataclass(frozen=True)
-class Log:
+class Log(NamedTuple):
     """One entry a batch: its mean loss, how many samples it had, and the monotonic clock after it."""
 
     loss: Floats
@@ -55,21 +42,19 @@ class Log:
 
 
 @kernel
-def note(log_loss: Floats, log_samples: Integers, log_clock: Integers, at: int, loss: float, samples: int) -> None:
+def note(log: Log, at: int, loss: float, samples: int) -> None:
     """Log one batch."""
-    log_loss[at] = loss
-    log_samples[at] = samples
-    log_clock[at] = atomics.monotonic_ns()
+    log.loss[at] = loss
+    log.samples[at] = samples
+    log.clock_ns[at] = atomics.monotonic_ns()
 
 
 @kernel
-def take_batch(
-    shared: View, near: View, start: Floats, gained: Floats, dim: int, made: int, batch: int, samples: int, lr: float
-) -> int:
+def take_batch(shared: CompiledVector, near: Near, dim: int, made: int, batch: int, samples: int, lr: float) -> int:
     """Where a worker's next batch begins, after the `made` that it took; below 0 it is ~ how the epoch ended."""
     begin = next_batch(shared.control) * batch
     over = begin >= samples or stopped(shared.control)
-    if not keep_up(shared, near, start, gained, dim, made, over, lr):
+    if not keep_up(shared, near, dim, made, over, lr):
         return ~BROKEN_LOCK
     if over:
         return ~STOPPED if stopped(shared.control) else ~DONE
@@ -94,46 +79,48 @@ def spread_out(worker: int, workers: int) -> None:
         os.sched_setaffinity(0, cores)
 
 
-class KernelWorker(ABC):
+class KernelWorker:
     """One worker of a kernel: its workspace and its log. Used by one thread at a time."""
 
     loop: ClassVar[Any]
-    """The compiled loop."""
+    """The compiled loop: given the shared vector and the near one, the kernel's data, the workspace, the order of the
+    samples, how many are a batch, the rate and the log, it tells how many batches it took, and how it ended."""
 
-    def __init__(self, index: int, batch: int, dim: int) -> None:
-        self.index, self.batch, self._dim = index, batch, dim
-        self._copy: Copy | None = None
+    def __init__(self, kernel: Kernel, index: int, batch: int, work: NamedTuple) -> None:
+        self.index, self.batch = index, batch
+        self._kernel, self._work = kernel, work
+        self._copy: Near | None = None
         self.log = Log.empty(0)
         """Of the last epoch."""
 
-    @abstractmethod
-    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
-        """What the loop takes between the vectors and the log."""
+    def kept(self) -> dict[str, Tensor]:
+        """What the worker keeps from one epoch to the next, by name, as it lies in its memory."""
+        return {}
 
-    def run_epoch(self, shared: Memory, order: Integers, lr: float) -> int:
+    def run_epoch(self, shared: MappedVector, order: Integers, lr: float) -> int:
         """Take batches of `order` until none is left; says how it ended.
 
         The counter of batches, control[NEXT], must be 0 before the first worker of an epoch begins.
         """
         if self._copy is None and shared.control[EVERY] > 1:
-            self._copy = Copy(self._dim)
+            self._copy = Near.copy(self._kernel.dim)
         log = Log.empty(-(-len(order) // self.batch))
         spread_out(self.index, int(shared.control[WORKERS]))
-        taken, end = self.loop(*self._given(shared.control, shared.rows, order, lr, log))
+        vector = CompiledVector(shared.control, shared.rows, self.index)
+        taken, end = self.loop(*self._given(vector, order, lr, log))
         self.log = log.first(taken)
         return int(end)
 
     def compile(self) -> None:
         """Compile the loop, or load it from the cache, without running it."""
-        control, rows = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
-        given = self._given(control, rows, np.zeros(0, np.int64), 0.1, Log.empty(0))
+        vector = CompiledVector(np.zeros(1, np.int64), np.zeros((1, 1), np.float32), self.index)
+        given = self._given(vector, np.zeros(0, np.int64), 0.1, Log.empty(0))
         self.loop.compile(tuple(numba.typeof(value) for value in given))
 
-    def _given(self, control: Integers, rows: Floats, order: Integers, lr: float, log: Log) -> tuple[Any, ...]:
+    def _given(self, shared: CompiledVector, order: Integers, lr: float, log: Log) -> tuple[Any, ...]:
         """What the loop takes."""
-        shared, none = View(control, rows, self.index), np.zeros(0, np.float32)
-        near = (shared, none, none) if self._copy is None else (self._copy.view, self._copy.start, self._copy.gained)
-        return shared, *near, *self.arguments(order, lr), log.loss, log.samples, log.clock_ns
+        near = Near.itself(shared) if self._copy is None else self._copy
+        return shared, near, self._kernel.data, self._work, order, self.batch, float(lr), log
 
 
 class Kernel(ABC):
@@ -142,6 +129,8 @@ class Kernel(ABC):
     dim: int
     """The number of parameters, laid out in the order of the module's parameters."""
     samples: int
+    data: NamedTuple
+    """What its loop computes with, and does not change."""
     takes_momentum: ClassVar[bool] = False
 
     @abstractmethod

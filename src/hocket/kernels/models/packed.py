@@ -16,8 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
-from hocket.kernels.models.family import Columns, Floats, Integers
 
 # Without a sign, as what may be below 0 costs a test at every access
 Firsts = np.ndarray[Any, np.dtype[np.uint64]]

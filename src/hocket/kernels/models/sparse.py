@@ -8,13 +8,15 @@ machine have no loss, and would be written for the penalty alone, one row in PAI
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.gather import View
-from hocket.kernels.memory.scatter import scatter
+from hocket.kernels.memory.gather import CompiledVector, Near
+from hocket.kernels.memory.scatter import Touched, scatter
+from hocket.kernels.memory.tempering import factor
 from hocket.kernels.memory.updates import (
     begin_together,
     close_read,
@@ -22,17 +24,14 @@ from hocket.kernels.memory.updates import (
     open_read,
     open_write,
     staleness,
-    temper,
 )
 from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
 from hocket.kernels.models.family import (
     BROKEN_LOCK,
     DIVERGED,
-    Columns,
-    Floats,
-    Integers,
     Kernel,
     KernelWorker,
+    Log,
     note,
     stop_all,
     take_batch,
@@ -42,6 +41,26 @@ from hocket.kernels.models.packed import Firsts, Groups, add_row, element, pack,
 AHEAD = 4  # rows
 PAID_TOGETHER = 16
 """The first of so many rows in the order pays the penalty for all. In a random order that leaves the mean as it is."""
+
+
+class SparseData(NamedTuple):
+    """The rows, their targets, and what the penalty is on each weight."""
+
+    firsts: Firsts
+    lengths: Integers
+    groups: Groups
+    targets: Floats
+    decay: Floats
+    hinge: bool
+
+
+class SparseWork(NamedTuple):
+    """One worker's workspace for a batch."""
+
+    slopes: Floats
+    chosen: Integers
+    """Scratch."""
+    touched: Touched
 
 
 @kernel
@@ -56,23 +75,12 @@ def loss_and_slope(hinge: bool, score: np.float32, target: np.float32) -> tuple[
 
 
 @kernel
-def score_rows(
-    x: Floats,
-    firsts: Firsts,
-    groups: Groups,
-    targets: Floats,
-    decay: Floats,
-    hinge: bool,
-    order: Integers,
-    begin: int,
-    end: int,
-    skip: int,
-    slopes: Floats,
-) -> float:
+def score_rows(x: Floats, data: SparseData, order: Integers, begin: int, end: int, skip: int, slopes: Floats) -> float:
     """The mean loss of the rows from `begin` to `end` of the order, and each one's slope.
 
     `skip` is how far behind `end` this worker is likely to go on.
     """
+    firsts, _, groups, targets, decay, hinge = data
     bias = x[decay.size]
     loss = 0.0
     for at in range(begin, end):
@@ -87,22 +95,14 @@ def score_rows(
 
 @kernel
 def descend_rows(
-    x: Floats,
-    firsts: Firsts,
-    lengths: Integers,
-    groups: Groups,
-    decay: Floats,
-    order: Integers,
-    begin: int,
-    end: int,
-    slopes: Floats,
-    chosen: Integers,
-    step: np.float32,
+    x: Floats, data: SparseData, order: Integers, begin: int, end: int, work: SparseWork, step: np.float32
 ) -> None:
     """x -= step times the gradient of the rows from `begin` to `end` of the order, and of the penalty that they pay.
 
-    A penalty may bring a weight to 0, but never beyond. `chosen` is scratch.
+    A penalty may bring a weight to 0, but never beyond.
     """
+    firsts, lengths, groups, _, decay, _ = data
+    slopes, chosen, _ = work
     total = np.float32(0)
     count = 0
     for at in range(begin, end):  # the rows with a slope are listed first: a branch would be mispredicted for many
@@ -122,20 +122,10 @@ def descend_rows(
 
 
 @kernel
-def linear_gradient(
-    x: Floats,
-    firsts: Firsts,
-    groups: Groups,
-    targets: Floats,
-    decay: Floats,
-    hinge: bool,
-    lengths: Integers,
-    chosen: Integers,
-    touched: Columns,
-    seen: Floats,
-    g: Floats,
-) -> tuple[float, int]:
-    """The mean loss of the chosen rows at x, and how many elements of `touched`, `seen` and `g` it filled."""
+def linear_gradient(x: Floats, data: SparseData, chosen: Integers, touched: Touched) -> tuple[float, int]:
+    """The mean loss of the chosen rows at x, and how many elements of `touched` it filled."""
+    firsts, lengths, groups, targets, decay, hinge = data
+    coordinates, seen, g, _ = touched
     share = np.float32(1 / chosen.size)
     bias = decay.size
     loss = 0.0
@@ -148,103 +138,78 @@ def linear_gradient(
         bias_slope += share * slope
         for k in range(lengths[row]):
             column, value = element(groups, firsts[row], k)
-            touched[at], seen[at] = column, x[column]
+            coordinates[at], seen[at] = column, x[column]
             g[at] = share * (slope * value + decay[column] * seen[at])
             at += 1
-    touched[at], seen[at], g[at] = bias, x[bias], bias_slope
+    coordinates[at], seen[at], g[at] = bias, x[bias], bias_slope
     return loss / chosen.size, at + 1
 
 
 @kernel
 def sparse_loop(
-    shared: View,
-    near: View,
-    start: Floats,
-    gained: Floats,
-    firsts: Firsts,
-    lengths: Integers,
-    groups: Groups,
-    targets: Floats,
-    decay: Floats,
-    hinge: bool,
+    shared: CompiledVector,
+    near: Near,
+    data: SparseData,
+    work: SparseWork,
     order: Integers,
     batch: int,
     lr: float,
-    slopes: Floats,
-    chosen: Integers,
-    touched: Columns,
-    seen: Floats,
-    g: Floats,
-    step: Floats,
-    log_loss: Floats,
-    log_samples: Integers,
-    log_clock: Integers,
+    log: Log,
 ) -> tuple[int, int]:
     """A worker's part of an epoch: batches taken, and how it ended.
 
     Handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
     """
-    dim = decay.size + 1
-    listed = near.control[HANDLING] >= GAP
+    dim = data.decay.size + 1
+    control, rows, worker = near.vector
+    listed = control[HANDLING] >= GAP
     skip = (shared.control[WORKERS] - 1) * batch
-    problem = firsts, groups, targets, decay, hinge
     count = made = 0
     begin_together(shared.control)
     while True:
-        begin = take_batch(shared, near, start, gained, dim, made, batch, order.size, lr)
+        begin = take_batch(shared, near, dim, made, batch, order.size, lr)
         if begin < 0:
             return made, ~begin
         end = min(begin + batch, order.size)
         n = end - begin
-        read = open_read(near.control, near.worker)
+        read = open_read(control, worker)
         if read == NO_ROW:
             return made, BROKEN_LOCK
         if listed:
-            loss, count = linear_gradient(near.rows[read], *problem, lengths, order[begin:end], touched, seen, g)
+            loss, count = linear_gradient(rows[read], data, order[begin:end], work.touched)
         else:
-            loss = score_rows(near.rows[read], *problem, order, begin, end, skip, slopes)
-        close_read(near.control, near.worker, read)
+            loss = score_rows(rows[read], data, order, begin, end, skip, work.slopes)
+        close_read(control, worker, read)
         if not np.isfinite(loss):
             stop_all(shared.control)
-            note(log_loss, log_samples, log_clock, made, loss, n)
+            note(log, made, loss, n)
             return made + 1, DIVERGED
         status = RETRY
         if listed:
-            status = scatter(near.control, near.rows, near.worker, dim, touched, seen, g, step, count, lr)
+            status = scatter(near.vector, dim, work.touched, count, lr)
         while status == RETRY:
-            to = open_write(near.control, near.rows, near.worker, dim)
+            to = open_write(control, rows, worker, dim)
             if to == NO_ROW:
                 return made, BROKEN_LOCK
-            factor = np.float32(lr / n * temper(near.control, near.worker, staleness(near.control, near.worker)))
-            descend_rows(near.rows[to], firsts, lengths, groups, decay, order, begin, end, slopes, chosen, factor)
-            status = close_write(near.control, near.worker, to)
+            rate = np.float32(lr / n * factor(control, worker, staleness(control, worker)))
+            descend_rows(rows[to], data, order, begin, end, work, rate)
+            status = close_write(control, worker, to)
         if status == BROKEN:
             return made, BROKEN_LOCK
-        note(log_loss, log_samples, log_clock, made, loss, n)
+        note(log, made, loss, n)
         made += 1
 
 
 class SparseWorker(KernelWorker):
-    """One worker's workspace: the touched elements of a batch."""
+    """One worker of a linear model."""
 
     loop: ClassVar[Any] = staticmethod(sparse_loop)
-
-    def __init__(self, kernel: SparseKernel, index: int, batch: int) -> None:
-        super().__init__(index, batch, kernel.dim)
-        capacity = batch * kernel.longest_row + 1
-        self._kernel = kernel
-        self._slopes, self._chosen = np.zeros(batch, np.float32), np.zeros(batch, np.int64)
-        self._touched = np.zeros(capacity, np.int32)
-        self._seen, self._g, self._step = (np.zeros(capacity, np.float32) for _ in range(3))
-
-    def arguments(self, order: Integers, lr: float) -> tuple[Any, ...]:
-        k = self._kernel
-        problem = k.firsts, k.lengths, k.groups, k.targets, k.decay, k.hinge, order, self.batch, float(lr)
-        return (*problem, self._slopes, self._chosen, self._touched, self._seen, self._g, self._step)
 
 
 class SparseKernel(Kernel):
     """A linear model and its training rows; targets are -1 and 1."""
+
+    data: SparseData
 
     def __init__(
         self,
@@ -256,15 +221,14 @@ class SparseKernel(Kernel):
         l2: float,
         hinge: bool,
     ) -> None:
-        self.firsts, self.groups = pack(pointers, columns, values, len(rows_with))
-        self.lengths: Integers = np.diff(pointers)
-        self.targets = targets
-        self.decay: Floats = (l2 / np.maximum(1, rows_with)).astype(np.float32)
-        self.hinge = hinge
+        firsts, groups = pack(pointers, columns, values, len(rows_with))
+        decay: Floats = (l2 / np.maximum(1, rows_with)).astype(np.float32)
+        self.data = SparseData(firsts, np.diff(pointers), groups, targets, decay, hinge)
         self.samples = len(targets)
-        self.dim = len(self.decay) + 1
-        self.longest_row = int(self.lengths.max())
+        self.dim = len(decay) + 1
 
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> SparseWorker:
         assert momentum == 0
-        return SparseWorker(self, index, batch)
+        touched = Touched.empty(batch * int(self.data.lengths.max()) + 1)
+        work = SparseWork(np.zeros(batch, np.float32), np.zeros(batch, np.int64), touched)
+        return SparseWorker(self, index, batch, work)

@@ -1,4 +1,4 @@
-"""Matrix factorisation: the compiled gradient equals autograd's, and made-up ratings are found out."""
+"""Matrix factorization: the compiled gradient equals autograd's, and made-up ratings are found out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.kernels.memory.scatter import Touched
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.factors import FactorKernel, rating_gradient
 from hocket.kernels.models.family import DIVERGED, DONE
@@ -44,15 +45,14 @@ def test_the_compiled_gradient_equals_autograd(rank: int, l2: float, chosen: lis
     model, kernel, (pairs, values) = a_problem(rank, l2)
     expected = F.mse_loss(model.model(pairs[chosen]), values[chosen])
     expected.backward()
-    touched, seen, g = np.zeros(1000, np.int32), np.zeros(1000, np.float32), np.zeros(1000, np.float32)
+    touched = Touched.empty(1000)
     x = model.x.detach().numpy()
-    shape = kernel.users, kernel.items, kernel.rank, kernel.mean, kernel.l2
-    loss, count = rating_gradient(x, kernel.pairs, kernel.ratings, *shape, np.array(chosen), touched, seen, g)
+    loss, count = rating_gradient(x, kernel.data, np.array(chosen), touched)
     gradient = np.zeros(kernel.dim, np.float32)
-    np.add.at(gradient, touched[:count], g[:count])
+    np.add.at(gradient, touched.at[:count], touched.g[:count])
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     np.testing.assert_allclose(gradient, model.g.numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(seen[:count], x[touched[:count]])
+    np.testing.assert_array_equal(touched.seen[:count], x[touched.at[:count]])
 
 
 def test_the_penalty_is_on_what_a_rating_depends_on() -> None:
