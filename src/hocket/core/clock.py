@@ -22,6 +22,9 @@ class Clock(Protocol):
     def free(self) -> AbstractContextManager[None]:
         """Inside, a virtual clock charges nothing for messages: for what only measures the run."""
 
+    def line_up(self) -> None:
+        """After a barrier: virtual ranks go on in the order of their numbers, not of their coming."""
+
     def state(self) -> dict[str, Any]:
         """The time, and what a virtual clock draws its times from: to go on from there in another process."""
 
@@ -55,6 +58,9 @@ class RealClock:
 
     def free(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def line_up(self) -> None:
+        pass
 
     def state(self) -> dict[str, Any]:
         return {"now_s": self.now()}

@@ -8,19 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hocket.core.comm import Comm
-
-
-@dataclass(frozen=True)
-class Weight:
-    """How many samples something stands for: this worker's, and all workers' together."""
-
-    samples: float = 0.0
-    of_all: float | None = 0.0
-    """None: not known beforehand, as in a loop that is the user's own."""
-
-    def __add__(self, other: Weight) -> Weight:
-        known = self.of_all is not None and other.of_all is not None
-        return Weight(self.samples + other.samples, self.of_all + other.of_all if known else None)  # type: ignore[operator]
+from hocket.core.weight import Weight
 
 
 @dataclass(frozen=True)

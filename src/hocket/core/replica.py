@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
-from hocket.core.means import Weight
 from hocket.core.modules import check_module
+from hocket.core.weight import Weight
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hocket.core.means import Weight
 from hocket.core.message import Message
+from hocket.core.weight import Weight
 
 T = TypeVar("T")
 Tensors = dict[str, Tensor]

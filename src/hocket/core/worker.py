@@ -14,13 +14,14 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.collectives import ALGORITHMS, Algorithm
 from hocket.core.comm import Comm
-from hocket.core.means import Payload, Weight, weighted_mean
+from hocket.core.means import Payload, weighted_mean
 from hocket.core.registry import Registry
 from hocket.core.replica import Gradient, Part, Replica
 from hocket.core.seeds import stream
 from hocket.core.serving import Server, hyperparameters
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.state import Kept
+from hocket.core.weight import Weight
 
 T = TypeVar("T")
 Steps = Generator[None, Gradient | None, None]

@@ -112,6 +112,18 @@ def read(path: Path) -> Checkpoint:
         raise UserError(f"{path} is damaged, or no checkpoint of Hocket's; take the one before it") from None
 
 
+def check(path: Path, saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse a checkpoint of something else than what is trained here, in one line."""
+    for name, what in (
+        ("strategy", "strategy"), ("servers", "number of servers"), ("workers", "number of workers"),
+        ("parameters", "number of parameters"), ("optimizer", "optimizer"),
+    ):  # fmt: skip
+        if saved.get(name) != here[name]:
+            raise UserError(
+                f"{path} has {what} {saved.get(name)}, this run {here[name]}; train with what it was saved with"
+            )
+
+
 def write(path: Path, content: bytes) -> None:
     """In one piece: whoever reads finds the old file or the new one, whatever happens meanwhile."""
     try:

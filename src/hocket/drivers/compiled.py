@@ -54,8 +54,6 @@ class CompiledWorkers:
         assert kernel is not None and kernel.dim == course.gradients.replica.x.numel(), "the kernel is another model's"
         self._kernel = kernel
         self._thread = kernel.worker(self._session.group.rank, plan.batch, plan.momentum)
-        self._lost = 0
-        """Batches that were handed out when the run was stopped, and not trained on."""
 
     def run(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> dict[str, Any]:
         course, session, status = self._course, self._session, self._course.status
@@ -68,10 +66,10 @@ class CompiledWorkers:
             session.begin(course.gradients.replica)
             session.work(optimizer, optim.step_of(optimizer))
             self._shared: Any = session.worker.shared
+            for name, vector in self._thread.kept().items():
+                session.worker.keep(name, vector)
             course.rank.brake.on_stop = self._shared.stop
             saved = course.begin(schedule)
-            if saved:
-                self._thread.load_state(saved["thread"])
             self._train(*(saved["at"] if saved else (0, 0)))
             session.end()
             return course.end({"consensus_distance": None})
@@ -88,7 +86,7 @@ class CompiledWorkers:
             epoch, batches = at
 
             def position(at: tuple[int, int] = at) -> dict[str, Any]:
-                return {"at": list(at), "thread": self._thread.state()}
+                return {"at": list(at)}
 
             if epoch < last and not stopped:
                 self._read_shared()

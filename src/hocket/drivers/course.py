@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import RealClock
-from hocket.core.means import Weight
 from hocket.core.replica import Gradient, Part
 from hocket.core.seeds import stream
 from hocket.core.shard import Shards
-from hocket.drivers.checkpoint import pack, read
+from hocket.core.weight import Weight
+from hocket.drivers.checkpoint import check, pack, read
 from hocket.drivers.gradients import Gradients, Ready
 from hocket.drivers.judge import Judge
 from hocket.drivers.ledger import Ledger
@@ -56,26 +56,32 @@ class Course:
             self.rank.tell("note", {"line": line}, b"")
         with clock.paused():
             self.ledger.milestones.start(self.judge.initial_loss())
-            saved = self._saved()
             session.group.barrier()
-            # After the barrier, since ranks that are threads share torch's generator
-            torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
-            if saved is not None:
-                session.load_random(saved)
-            self.began_s = clock.now()
-            self._real = RealClock()
-            if saved is not None:
-                self._load(saved["driver"])
-            session.group.barrier()
-        session.trace.origin_s = self.began_s
+        # After the barrier, since ranks that are threads share torch's generator
+        torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
+        self.began_s = session.trace.origin_s = clock.now()
+        self._real = RealClock()
         self._saved_at_s = self._real.now()
-        return None if saved is None else saved["driver"]
+        session.start()
+        return self._go_on() if self.plan.resume else None
 
-    def _saved(self) -> dict[str, Any] | None:
-        """This worker's state in the checkpoint that the run goes on from."""
-        if not self.plan.resume:
-            return None
-        return self.session.load(read(Path(self.plan.resume)) if self.rank.comm.rank == 0 else None)
+    def _go_on(self) -> dict[str, Any]:
+        """Load the checkpoint that the run goes on from."""
+        session = self.session
+        found = read(Path(self.plan.resume)) if self.rank.comm.rank == 0 else None
+        if found is not None:
+            check(Path(self.plan.resume), found.about, self._about(0))
+        saved = session.load(found)
+        driver: dict[str, Any] = saved["driver"]
+        with self.clock.paused():
+            session.group.barrier()
+            session.load_random(saved)
+            self._load(driver)
+            session.trace.origin_s = self.began_s
+            self._saved_at_s = self._real.now()
+            session.group.barrier()
+            self.clock.line_up()
+        return driver
 
     def train_on(self, epoch: int, step: int, share: int) -> None:
         """One gradient on this share of a step of an epoch, and what the strategy makes of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,7 +74,8 @@ class WholeModel:
 
             return completed
 
-        handles = [p.register_post_accumulate_grad_hook(hook(i)) for i, p in enumerate(parameters)]
+        watched: list[Any] = parameters
+        handles = [p.register_post_accumulate_grad_hook(hook(i)) for i, p in enumerate(watched)]
         try:
             yield
         finally:

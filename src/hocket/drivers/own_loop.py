@@ -118,7 +118,8 @@ class FromPool:
         if saved:
             pool.load_state(saved["pool"])
             self._epoch, self._heard, self._sums = saved["epoch"], saved["heard"], saved["sums"]
-            course.session.group.barrier()
+            with course.clock.free():
+                course.session.group.barrier()
 
     def run(self) -> dict[str, Any]:
         course, session = self._course, self._course.session

@@ -28,8 +28,8 @@ FRAME = 7002
 class Session:
     """Begins a strategy, feeds it gradients, counts, saves and restores its state, and ends it.
 
-    The first `workers` ranks are workers, those behind them servers. A worker calls `begin`, `work`, then `step` for
-    every gradient, and `end`; a server calls `begin` and `serve`.
+    The first `workers` ranks are workers, those behind them servers. A worker calls `begin`, `work` and `start`, then
+    `step` for every gradient, and `end`; a server calls `begin` and `serve`.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Session:
             self.rank.comm.barrier()
 
     def work(self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object]) -> Worker:
-        """Start the strategy's worker, up to the first gradient that it asks for."""
-        self._optimizer = optimizer
+        """Make the worker; `start` follows."""
+        self.optimizer = optimizer
         self.worker = worker = Worker(
             self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
             self.world, self._kept, self._served,
@@ -78,9 +78,12 @@ class Session:
             worker.shared = self.group.share(sharing, self.replica.x)
             self.rank.status.operation = "compute"
             self.compile_s += time.perf_counter() - began
-        self._steps = self.strategy.worker(worker)
-        next(self._steps)
         return worker
+
+    def start(self) -> None:
+        """Start the strategy, up to the first gradient that it asks for."""
+        self._steps = self.strategy.worker(self.worker)
+        next(self._steps)
 
     def step(self, g: Gradient) -> None:
         """Send the next gradient in."""
@@ -109,7 +112,7 @@ class Session:
     def serve(self, x: Tensor, g: Tensor, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> Server:
         """All of it. `x` is the part of the parameters that this server holds, `g` where their gradient is put."""
         rank, clock = self.rank, self.rank.clock
-        self._optimizer = optimizer
+        self.optimizer = optimizer
 
         def log(event: str, **fields: Any) -> None:
             now = clock.now()
@@ -148,6 +151,12 @@ class Session:
         """What this server holds of a vector."""
         return parts(vector, self.group.size)[self.group.rank]
 
+    def span(self) -> slice:
+        """Where in the vector that is."""
+        lengths = [len(part) for part in parts(self.replica.x, self.group.size)]
+        begin = sum(lengths[: self.group.rank])
+        return slice(begin, begin + lengths[self.group.rank])
+
     # Saving
 
     @contextmanager
@@ -161,6 +170,7 @@ class Session:
             yield
             self._tell_servers("back")
             self.group.barrier()
+            self.rank.clock.line_up()
 
     def _tell_servers(self, kind: str) -> None:
         for server in range(self.workers, self.rank.comm.size):
@@ -200,7 +210,7 @@ class Session:
             "samples": self.rank.status.samples,
             "replica": self.replica.values,
             "rest": self.replica.rest(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "kept": self._kept.values,
             "totals": self.totals,
             "clock": self.rank.clock.state(),
@@ -210,7 +220,7 @@ class Session:
         self.rank.status.step, self.rank.status.samples = state["step"], state["samples"]
         refill(self.replica.values, state["replica"])
         refill(self.replica.rest(), state["rest"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self._kept.load(state["kept"], self._device)
         refill(self.totals, state["totals"])
         if self.is_server:

@@ -8,26 +8,29 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hocket import optim
 from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import UserError
 from hocket.core.replica import Gradient, Replica
 from hocket.core.shard import Shards
 from hocket.core.status import Status
-from hocket.core.worker import Worker
+from hocket.core.weight import Weight
+from hocket.drivers import checkpoint
+from hocket.drivers.loader import ShardLoader
+from hocket.drivers.session import Session
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
 from hocket.engines.catalogue import DEADLINE_S
 from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import ThreadWorld
-from hocket.measure.meter import Metered
-from hocket.measure.trace import Trace
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
@@ -37,14 +40,22 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 
 @contextmanager
 def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLINE_S) -> Iterator[Team]:
-    """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one."""
+    """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
+
+    A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
+    there when the others are done.
+    """
     chosen = strategies.make(strategy)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
-    if chosen.server_ranks():
-        raise UserError(f"strategy {chosen.name} needs server ranks, which join does not have; use hocket.fit")
-    chosen.check(rank.comm.size)
-    team = Team(rank, chosen, seed)
+    workers = rank.comm.size - chosen.server_ranks()
+    if workers < 1:
+        raise UserError(
+            f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
+            f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
+        )
+    chosen.check(workers)
+    team = Team(rank, chosen, workers, seed)
     try:
         yield team
         team.finish()
@@ -80,43 +91,44 @@ def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
 
 
 class Team:
-    """The ranks that train together, as one of them sees it."""
+    """The workers that train together, as one of them sees it."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, seed: int) -> None:
+    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int) -> None:
         self._rank, self._strategy, self._seed = rank, strategy, seed
-        self._comm = Metered(rank.comm, rank.clock, rank.status, Trace(0))
+        self._session: Session | None = None
         self._samples: float | None = None
-        self._worker: Worker | None = None
+        self._loaders: list[ShardLoader] = []
         self._ended = False
-
-    @property
-    def rank(self) -> int:
-        """This worker's number; rank 0 is the one to print and save."""
-        return self._comm.rank
-
-    @property
-    def size(self) -> int:
+        self.size = workers
         """How many workers there are."""
-        return self._comm.size
+        self.rank = rank.comm.rank
+        """This worker's number; rank 0 is the one to print and save. Servers have numbers behind the workers'."""
 
     @property
     def bytes_sent(self) -> int:
         """What this worker has sent so far."""
-        return self._comm.totals.bytes_sent
+        return self._session.totals.bytes_sent if self._session else 0
 
     def prepare(self, model: M, optimizer: O) -> tuple[M, O]:
-        """Bring model and optimizer under the strategy. Everyone starts from rank 0's weights."""
-        if self._worker is not None:
+        """Bring model and optimizer under the strategy. Everyone starts from rank 0's weights.
+
+        A server rank serves here until all workers are done; then its script ends.
+        """
+        if self._session is not None:
             raise UserError("team.prepare takes one model and one optimizer, once; join again for another")
-        if isinstance(optimizer, torch.optim.LBFGS):
-            group = optimizer.param_groups[0]
-            if group["max_iter"] != 1 or group["line_search_fn"] is not None:
-                raise UserError(
-                    "LBFGS evaluates several gradients a step; use LBFGS(..., max_iter=1, line_search_fn=None)"
-                )
-        flat = Replica(model)
-        for tensor in [flat.replica, *flat.rest()]:
-            self._rank.comm.broadcast(tensor)
+        _check_optimizer(optimizer, servers=self._strategy.server_ranks())
+        replica = Replica(model)
+        session = Session(self._rank, self._strategy, self.size, self._seed, replica.x.device)
+        session.begin(replica)
+        if session.is_server:
+            _serve(session, replica, optimizer)
+            raise SystemExit(0)
+        self._session = session
+        self._take_over(session, replica, optimizer)
+        return model, optimizer
+
+    def _take_over(self, session: Session, replica: Replica, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer stays the user's object, so that schedulers and checkpoints go on working."""
         original = optimizer.step
         loss: list[Any] = [None]
         needs_closure = isinstance(optimizer, torch.optim.LBFGS)
@@ -124,15 +136,10 @@ class Team:
         def original_step() -> object:
             return original(lambda: loss[0]) if needs_closure else original()
 
-        worker = Worker(self._comm, self._rank.clock, flat, optimizer, self._seed, original_step)
-        sharing = self._strategy.sharing(flat.x.numel(), self.size)
-        if sharing is not None:
-            worker.shared = self._comm.share(sharing, flat.x)
-        steps = self._strategy.worker(worker)
-        next(steps)
-        gradient = Gradient(flat.gradient, 1)
+        session.work(optimizer, original_step)
+        session.start()
+        gradient = Gradient(replica.g, Weight())
 
-        # The optimizer stays the user's object, so that schedulers and checkpoints go on working.
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             self._rank.status.stop()
             if self._ended:
@@ -140,27 +147,22 @@ class Team:
             if closure is not None:
                 with torch.enable_grad():
                     loss[0] = closure()
-            flat.collect()
-            gradient.samples = 1.0 if self._samples is None else self._samples
+            replica.collect()
+            gradient.weight = Weight(1.0 if self._samples is None else self._samples, None)
             self._samples = None
             self._rank.clock.charge(1.0)
-            worker.step += 1
-            self._rank.status.step = worker.step
-            self._rank.status.samples += int(gradient.samples)
-            steps.send(gradient)
+            session.step(gradient)
             return loss[0]
 
         def zero_grad(_: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-            flat.collect()
-            flat.g.zero_()
+            replica.collect()
+            replica.g.zero_()
 
         # A scheduler that was made before has wrapped `original`, and looks for its mark.
         if hasattr(original, "_wrapped_by_lr_sched"):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
-        self._worker, self._steps = worker, steps
-        return model, optimizer
 
     def shard(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
         """A DataLoader over this worker's part of the data, shuffled anew each epoch.
@@ -177,8 +179,10 @@ class Team:
         for name in ("shuffle", "sampler", "batch_sampler", "drop_last"):
             if name in options:
                 raise UserError(f"team.shard chooses the samples itself; leave {name} out")
-        sampler = _ShardSampler(Shards(samples, self.size, batch_size, self._seed), self.rank, batch_size)
-        return _ShardLoader(self, dataset, sampler, options)
+        shards = Shards(samples, self.size, batch_size, self._seed)
+        loader = ShardLoader(self, dataset, shards, self.rank % self.size, batch_size, options)
+        self._loaders.append(loader)
+        return loader
 
     def saw(self, samples: int) -> None:
         """Count samples towards the weight of the next gradient; `shard`'s loader does it for you."""
@@ -188,49 +192,74 @@ class Team:
         """Drop what was counted since the last step."""
         self._samples = None
 
+    def save(self, path: str | Path, **more: Any) -> None:
+        """Save model, optimizer, strategy and the position in the data to one file; all workers call it together.
+
+        `more` is saved too: objects with a `state_dict`, such as a scheduler, and plain values, such as an epoch.
+        """
+        session = self._prepared("save")
+        values = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in more.items()}
+        driver = {"more": values, "loaders": [loader.position() for loader in self._loaders]}
+        with session.pause():
+            try:
+                states = session.gather(driver)
+            except TypeError as error:
+                raise UserError(f"team.save: {error}") from None
+            if states:
+                about = self._about(session) | {"step": session.worker.step}
+                checkpoint.write(Path(path), checkpoint.pack(about, states))
+
+    def load(self, path: str | Path, **more: Any) -> dict[str, Any]:
+        """Go on from a file that `save` wrote; all workers call it together, after `prepare` and `shard`.
+
+        Objects in `more` get the state that was saved under their name. Returns the plain values that were saved.
+        """
+        session = self._prepared("load")
+        found = checkpoint.read(Path(path)) if self.rank == 0 else None
+        if found is not None:
+            checkpoint.check(Path(path), found.about, self._about(session))
+        state = session.load(found)
+        session.load_random(state)
+        driver = state["driver"]
+        for loader, position in zip(self._loaders, driver["loaders"], strict=False):
+            loader.go_to(*position)
+        for name, value in more.items():
+            if name not in driver["more"]:
+                raise UserError(f"team.load: nothing was saved as {name}; there are: {', '.join(driver['more'])}")
+            value.load_state_dict(driver["more"][name])
+        return {name: value for name, value in driver["more"].items() if name not in more}
+
+    def _about(self, session: Session) -> dict[str, Any]:
+        servers, parameters = self._strategy.server_ranks(), session.replica.x.numel()
+        name = type(session.optimizer).__name__
+        known = {"strategy": self._strategy.name, "workers": self.size, "servers": servers}
+        return known | {"optimizer": name, "parameters": parameters}
+
+    def _prepared(self, what: str) -> Session:
+        if self._session is None:
+            raise UserError(f"call team.prepare before team.{what}")
+        return self._session
+
     def finish(self) -> None:
         """The farewell: the strategy ends, and everyone has one model."""
         self._ended = True
-        if self._worker is not None:
-            try:
-                self._steps.send(None)
-            except StopIteration:
-                pass
+        if self._session is not None:
+            self._session.end()
 
 
-class _ShardSampler(Sampler[list[int]]):
-    """This rank's batches of one epoch."""
-
-    def __init__(self, shards: Shards, rank: int, batch_size: int) -> None:
-        self._shards, self._rank, self._batch_size = shards, rank, batch_size
-        self.epoch = -1
-        self.weights: list[int] = []
-
-    def __len__(self) -> int:
-        return self._shards.steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = self._shards.epoch(self.epoch, self._rank)
-        # Where the last global batch has nothing for this rank it computes on a stand-in that counts for nothing:
-        # the step still needs it to take part.
-        stand_in = self._shards.order(self.epoch)[: self._batch_size]
-        self.weights[:] = [len(b) for b in batches]
-        return iter([(b if len(b) else stand_in).tolist() for b in batches])
+def _check_optimizer(optimizer: torch.optim.Optimizer, servers: int) -> None:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    if servers:
+        raise UserError("LBFGS needs the loss at every step, which a server does not have; use another optimizer")
+    group = optimizer.param_groups[0]
+    if group["max_iter"] != 1 or group["line_search_fn"] is not None:
+        raise UserError("LBFGS evaluates several gradients a step; use LBFGS(..., max_iter=1, line_search_fn=None)")
 
 
-class _ShardLoader(DataLoader[Any]):
-    """A DataLoader that tells the team how many samples each batch counts for."""
-
-    def __init__(self, team: Team, dataset: Dataset[Any], sampler: _ShardSampler, options: dict[str, Any]) -> None:
-        super().__init__(dataset, batch_sampler=sampler, **options)
-        self._team, self._shard_sampler = team, sampler
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self._shard_sampler.epoch += 1
-        training = torch.is_grad_enabled()  # validation counts for no gradient
-        if training:
-            self._team.forget()  # nor does a batch that was taken and not used
-        for step, batch in enumerate(super().__iter__()):
-            if training:
-                self._team.saw(self._shard_sampler.weights[step])
-            yield batch
+def _serve(session: Session, replica: Replica, optimizer: torch.optim.Optimizer) -> None:
+    """A server steps as the user's optimizer would: with it, where it holds the whole model, else with parts of it."""
+    if session.group.size > 1:
+        optimizer = optim.of_part(optimizer, replica, session.span())
+    x, g = session.part_of(replica.x), session.part_of(replica.g)
+    session.serve(x, g, optimizer, optimizer.step)

@@ -288,6 +288,10 @@ class SimWorld(World):
             self._schedule(rank, self.now_s[rank])
             self._pause_here(rank)
 
+    def line_up(self, rank: int) -> None:
+        self._schedule(rank, self.now_s[rank])
+        self._pause_here(rank)
+
     def post(self, source: int, to: int, envelope: Envelope) -> float:
         """A message leaves when the sender's card is free, and the receiver's card takes messages in as they come."""
         now_s = self.now_s[source]
@@ -355,6 +359,9 @@ class SimClock:
             self._world.count_from_here(self._rank)
 
     paused = free
+
+    def line_up(self) -> None:
+        self._world.line_up(self._rank)
 
     def state(self) -> dict[str, Any]:
         world = self._world

@@ -133,3 +133,23 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         x.add_(direction, alpha=-group["lr"])
 
     return step
+
+
+def of_part(optimizer: torch.optim.Optimizer, model: Replica, span: slice) -> torch.optim.Optimizer:
+    """An optimizer like the user's for a stretch of the flat vector, with the same groups."""
+    if type(optimizer) not in ELEMENTWISE.values():
+        name = type(optimizer).__name__
+        raise UserError(f"several servers cannot share optimizer {name}, which may look at whole layers; use servers=1")
+    group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    groups: list[dict[str, Any]] = [dict(group, params=[]) for group in optimizer.param_groups]
+    at = 0
+    for p in model.parameters:
+        begin, end = max(at, span.start), min(at + p.numel(), span.stop)
+        if begin < end and id(p) in group_of:
+            part = nn.Parameter(model.x[begin:end])
+            part.grad = model.g[begin:end]
+            groups[group_of[id(p)]]["params"].append(part)
+        at += p.numel()
+    cls: Any = type(optimizer)
+    made: torch.optim.Optimizer = cls(groups, lr=optimizer.param_groups[0]["lr"])
+    return made

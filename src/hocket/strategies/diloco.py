@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from hocket.core.errors import UserError
-from hocket.core.means import Weight
 from hocket.core.state import State
+from hocket.core.weight import Weight
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
-from hocket.core.means import Weight
 from hocket.core.state import State
+from hocket.core.weight import Weight
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 

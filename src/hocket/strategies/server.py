@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.means import Weight
 from hocket.core.message import Lossy, Message
 from hocket.core.serving import Server, parts
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.state import State
+from hocket.core.weight import Weight
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
