@@ -46,8 +46,11 @@ def fit(
 
 
 @takes_keywords
-def resume(run: str | Path, *, progress: bool = True, **settings: Any) -> Result:
-    """Go on with the run in the folder `run` from its newest checkpoint, with some settings changed."""
+def resume(run: str | Path, *, task: Task | None = None, progress: bool = True, **settings: Any) -> Result:
+    """Go on with the run in the folder `run` from its newest checkpoint, with some settings changed.
+
+    `task` is for a `Task` that has no name by which it could be found again.
+    """
     if loading.loading:
         raise StopLoading
-    return resume_run(Path(run), settings, choose(quiet=not progress))
+    return resume_run(Path(run), settings, choose(quiet=not progress), task)

@@ -92,7 +92,8 @@ class CompiledWorkers:
                 self._read_shared()
                 if course.pulse(final=False):
                     return
-            if (stopped or (epoch < last and course.saves_after(epoch))) and course.save(position):
+            due = course.saves_after(epoch) if epoch < last else course.saves_at_the_end()
+            if (stopped or due) and course.save(position):
                 return
 
     def _run_epoch(self, epoch: int, first: int, samples: int) -> int:

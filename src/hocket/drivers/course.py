@@ -19,7 +19,7 @@ from hocket.drivers.checkpoint import check, pack, read
 from hocket.drivers.gradients import Gradients, Ready
 from hocket.drivers.judge import Judge
 from hocket.drivers.ledger import Ledger
-from hocket.drivers.plan import Plan
+from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import model_bytes, report
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
@@ -167,6 +167,10 @@ class Course:
         """Whether a checkpoint is due after so many epochs."""
         cadence = self.plan.checkpoint.epochs
         return math.isfinite(cadence) and epochs % cadence == 0
+
+    def saves_at_the_end(self) -> bool:
+        """Whether a checkpoint is due when all is done, so that the run can be made longer later."""
+        return self.plan.checkpoint != Cadence()
 
     def mind_the_clock(self) -> None:
         """Where checkpoints come by the clock, worker 0 calls for one when it is time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from hocket.core.brake import Brake
@@ -51,7 +52,10 @@ class Pool:
         return self._meetings_before(self.held) > self._met or self._call_holds()
 
     def _meetings_before(self, ticket: int) -> int:
-        return int(min(ticket, self.total - 1) // self._meet_every)
+        """The last one is at the end, so that the run can be made longer later."""
+        if ticket >= self.total and math.isfinite(self._meet_every):
+            return math.ceil(self.total / self._meet_every)
+        return int(ticket // self._meet_every)
 
     def _call(self) -> None:
         before = self._counter.take(_CALL)

@@ -93,6 +93,9 @@ def train_in_step(course: Course, saved: dict[str, Any] | None) -> dict[str, Any
         course.mind_the_clock()
         if brake.pauses_after(step + 1) and course.save(position):
             break
+    else:
+        if course.saves_at_the_end():
+            course.save(position)
     before = course.gradients.replica.values.clone()
     session.end()
     return course.end(course.own_replica(before))
@@ -120,6 +123,7 @@ class FromPool:
             self._epoch, self._heard, self._sums = saved["epoch"], saved["heard"], saved["sums"]
             with course.clock.free():
                 course.session.group.barrier()
+                course.clock.line_up()
 
     def run(self) -> dict[str, Any]:
         course, session = self._course, self._course.session

@@ -162,15 +162,15 @@ class Session:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, all workers are here and nothing is on its way: the moment at which a run can be saved."""
+        self._tell_servers("away")  # not for free: it must not overtake what was sent before
         with self.rank.clock.free():
-            self._tell_servers("away")
             self.group.barrier()  # inside the clock: who is early waits
             self._mail.take_in()
             self.comm.settle()
             yield
-            self._tell_servers("back")
             self.group.barrier()
             self.rank.clock.line_up()
+            self._tell_servers("back")
 
     def _tell_servers(self, kind: str) -> None:
         for server in range(self.workers, self.rank.comm.size):

@@ -15,9 +15,10 @@ from hocket.run.checkpoints import newest, step_of
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import Training, prepare
+from hocket.tasks import Task
 
 
-def resume(folder: Path, changes: Mapping[str, Any], display: Display) -> Result:
+def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Task | None = None) -> Result:
     """Run on in the same folder, with some settings changed."""
     if not os.path.isfile(folder / "spec.toml"):
         raise UserError(f"{folder} is no run's folder: it has no spec.toml; give the folder that 'hocket train' made")
@@ -29,7 +30,7 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display) -> Result
     checkpoint = newest(folder)
     if not checkpoint and not before.checkpoint_every:
         raise UserError(f"{folder} has no checkpoint to go on from; train anew, with --checkpoint-every 1")
-    training = prepare(after, resume=str(checkpoint.resolve()) if checkpoint else "")
+    training = prepare(after, task, resume=str(checkpoint.resolve()) if checkpoint else "")
     _check_unfinished(folder, before, training)
     if not checkpoint:
         display.note(f"{folder} had not come to its first checkpoint: it starts from the beginning")
