@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from hocket.drivers.serve import serve
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -17,7 +18,6 @@ from hocket.core.message import Message
 from hocket.core.replica import Gradient, Replica
 from hocket.core.worker import Worker
 from hocket.drivers.own_loop import Loop
-from hocket.drivers.serve import serve
 from hocket.drivers.team import join
 from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec

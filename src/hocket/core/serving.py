@@ -24,8 +24,8 @@ Log = Callable[..., None]
 class Frame:
     """What a server does that its strategy need not know of."""
 
-    look: Callable[[int], None]
-    """Show a worker the parameters."""
+    show: Callable[[int], None]
+    """Send a worker the parameters as they are."""
     save: Callable[[], None]
     load: Callable[[Tensor], None]
 
@@ -91,7 +91,7 @@ class Server:
             worker, msg = self.comm.recv()
             match msg.kind:
                 case "look":
-                    self._frame.look(worker)
+                    self._frame.show(worker)
                     continue
                 case "load":
                     self._frame.load(msg.tensors[0])
@@ -106,6 +106,8 @@ class Server:
                     if msg.kind == "done":
                         done.add(worker)
                     yield worker, msg
+                    if msg.kind == "away":
+                        self._frame.show(worker)  # so it knows that all it has sent before has been seen to
                 case _:
                     yield worker, msg
             if asked_to_save and not self.active:

@@ -118,7 +118,7 @@ class Session:
             now = clock.now()
             self.trace.add(event, now, now, **fields)
 
-        def look(worker: int) -> None:
+        def show(worker: int) -> None:
             with clock.free():
                 rank.comm.isend(worker, Message("look", (), (x,)), FRAME)
 
@@ -133,19 +133,19 @@ class Session:
             step()
             rank.status.step += 1
 
-        frame = Frame(look, save, load)
+        frame = Frame(show, save, load)
         server = Server(self.world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept)
         self.strategy.server(server)
         return server
 
     def _served(self) -> Tensor:
         """The parameters as the servers hold them."""
-        servers = range(self.workers, self.rank.comm.size)
         with self.rank.clock.free():
-            for server in servers:
-                self.rank.comm.isend(server, Message("look"))
-            found = [self.rank.comm.recv(server, FRAME)[1].tensors[0] for server in servers]
-        return torch.cat([part.to(self._device) for part in found])
+            return torch.cat([part.to(self._device) for part in self._ask_servers("look")])
+
+    def _ask_servers(self, kind: str) -> list[Tensor]:
+        self._tell_servers(kind)
+        return [self.rank.comm.recv(r, FRAME)[1].tensors[0] for r in range(self.workers, self.rank.comm.size)]
 
     def part_of(self, vector: Tensor) -> Tensor:
         """What this server holds of a vector."""
@@ -162,7 +162,7 @@ class Session:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, all workers are here and nothing is on its way: the moment at which a run can be saved."""
-        self._tell_servers("away")  # not for free: it must not overtake what was sent before
+        self._ask_servers("away")  # not for free: it must not overtake what was sent before
         with self.rank.clock.free():
             self.group.barrier()  # inside the clock: who is early waits
             self._mail.take_in()
