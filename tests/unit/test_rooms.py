@@ -1,4 +1,4 @@
-"""The house's order: who imports whom, one name a file, and nothing too long; and no name where a capability belongs."""
+"""The order of the house: who imports whom, one name a file, nothing too long, capabilities in place of names."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ def test_files_and_functions_are_short() -> None:
         if (lines := text.count("\n")) > LONGEST_FILE:
             found.append(f"{path} has {lines} lines")
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
-                if (lines := node.end_lineno - node.lineno + 1) > LONGEST_FUNCTION:
-                    found.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if (lines := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION:
+                found.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
     assert not found, told(found)
 
 
@@ -92,9 +93,9 @@ def compared(tree: ast.AST) -> Iterator[tuple[int, ast.expr, str]]:
         elif isinstance(node, ast.Match):
             for case in node.cases:
                 for leaf in ast.walk(case.pattern):
-                    if isinstance(leaf, ast.MatchValue) and isinstance(leaf.value, ast.Constant):
-                        if isinstance(leaf.value.value, str):
-                            yield leaf.lineno, node.subject, leaf.value.value
+                    value = leaf.value if isinstance(leaf, ast.MatchValue) else None
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        yield value.lineno, node.subject, value.value
 
 
 def test_nobody_asks_for_the_name_of_an_engine_or_a_strategy() -> None:
