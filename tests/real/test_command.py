@@ -120,6 +120,24 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen.rfind(b"\\x1b[?25
 """
 
 
+FITS = """
+import hocket
+hocket.fit("digits", engine="threads", epochs=100000, out="run", progress=False)
+"""
+
+
+def test_a_script_that_fits_still_dies_of_a_signal_but_finishes_its_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", FITS], cwd=tmp_path)
+    curve = tmp_path / "run/curve.csv"
+    limit = time.monotonic() + 60
+    while not (curve.exists() and curve.stat().st_size > 200):
+        assert time.monotonic() < limit and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == -signal.SIGTERM
+    assert json.loads((tmp_path / "run/result.json").read_text())["verdict"] == "interrupted"
+
+
 def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TERMINAL, "train", "digits", "--engine", "threads", "--epochs", "100000"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -45,9 +45,8 @@ def fit(
     return train(spec, own, out=Path(out) if out else None, force=force, display=choose(quiet=not progress))
 
 
-@takes_keywords
 def resume(run: str | Path, *, progress: bool = True, **settings: Any) -> Result:
-    """Go on with the run in the folder `run` from its newest checkpoint, with some settings changed."""
+    """Go on with the run in the folder `run` from its newest checkpoint. `settings` are those of `fit` that change."""
     if loading.loading:
         raise StopLoading
     return resume_run(Path(run), settings, choose(quiet=not progress))
