@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,28 +61,87 @@ def test_json_is_all_that_stdout_holds_and_the_folder_reproduces_the_run(tmp_pat
     assert all(a[name].equal(b[name]) for name in a)
 
 
-@pytest.mark.parametrize("engine", ["mpi", "torch", "threads", "sim"])
-def test_ctrl_c_ends_everything_and_leaves_a_readable_folder(tmp_path: Path, engine: str) -> None:
+ENDINGS = [(engine, signal.SIGINT) for engine in ("mpi", "torch", "threads", "sim")]
+ENDINGS += [("mpi", signal.SIGTERM), ("threads", signal.SIGHUP)]
+
+
+@pytest.mark.parametrize(("engine", "number"), ENDINGS)
+def test_a_signal_ends_everything_and_leaves_a_finished_folder(
+    tmp_path: Path, engine: str, number: signal.Signals
+) -> None:
     out = tmp_path / "run"
-    command = [*HOCKET, "train", "digits", "--engine", engine, "--epochs", "100000", "--out", str(out)]
+    command = [*HOCKET, "train", "digits", "--engine", engine, "--epochs", "100000", "--out", str(out), "--json"]
     marked = {**os.environ, "HOCKET_TEST_RUN": str(out)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=marked, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=marked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     curve = out / "curve.csv"
     limit = time.monotonic() + 60
     while not (curve.exists() and curve.stat().st_size > 200):
         assert time.monotonic() < limit and process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     began = time.monotonic()
-    _, errors = process.communicate(timeout=20)
+    printed, errors = process.communicate(timeout=20)
     assert time.monotonic() - began < 2
-    assert process.returncode == 130
-    assert "interrupted" in errors
+    assert process.returncode == 128 + number
+    assert errors == "hocket: interrupted\n"
     assert not ranks_of(out)
     result = json.loads((out / "result.json").read_text())
+    assert result == json.loads(printed)
     assert result["verdict"] == "interrupted"
     assert result["curve"]
+    assert result.keys() >= documented_keys(), "whatever the end, all keys are there"
     assert len((out / "events.jsonl").read_text().splitlines()) > 10
+
+
+def documented_keys() -> set[str]:
+    """The fields of result.json in docs/results.md."""
+    page = (Path(__file__).parents[2] / "docs/results.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \| ", page.partition("## `result.json`")[2].partition("###")[0], re.MULTILINE)
+    return {name.replace("METRIC", "accuracy") for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+TERMINAL = """
+import os, pty, signal, sys, time
+child, screen = pty.fork()
+if not child:
+    os.execv(sys.executable, [sys.executable, "-m", "hocket", *sys.argv[1:]])
+seen = b""
+while b"samples/s" not in seen:
+    seen += os.read(screen, 4096)
+os.kill(child, signal.SIGTERM)
+while True:
+    try:
+        seen += os.read(screen, 4096)
+    except OSError:
+        break
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen.rfind(b"\\x1b[?25h") > seen.rfind(b"\\x1b[?25l") > -1)
+"""
+
+
+FITS = """
+import hocket
+hocket.fit("digits", engine="threads", epochs=100000, out="run", progress=False)
+"""
+
+
+def test_a_script_that_fits_still_dies_of_a_signal_but_finishes_its_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", FITS], cwd=tmp_path)
+    curve = tmp_path / "run/curve.csv"
+    limit = time.monotonic() + 60
+    while not (curve.exists() and curve.stat().st_size > 200):
+        assert time.monotonic() < limit and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == -signal.SIGTERM
+    assert json.loads((tmp_path / "run/result.json").read_text())["verdict"] == "interrupted"
+
+
+def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TERMINAL, "train", "digits", "--engine", "threads", "--epochs", "100000"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "143 True\n", done.stderr
 
 
 @pytest.mark.parametrize("engine", ["mpi", "torch"])
@@ -102,23 +162,29 @@ def test_ranks_end_when_their_starter_is_killed(tmp_path: Path, engine: str) -> 
     assert not ranks_of(out)
 
 
-def test_a_failed_run_is_recorded_and_exits_with_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("after", "status"), [(0, 2), (500, 1)])
+def test_a_failed_run_is_recorded_and_shows_the_users_lines(tmp_path: Path, after: int, status: int) -> None:
+    """Only a rank meets the mistake; where nothing was trained yet, the exit status is that of a mistake."""
     (tmp_path / "bad.py").write_text(
-        "import torch, hocket\n"
+        "import os, torch, hocket\n"
         "class Bad(torch.nn.Linear):\n"
+        "    calls = 0\n"
         "    def forward(self, x):\n"
-        "        if self.training: raise RuntimeError('planted')\n"
+        "        Bad.calls += self.training\n"
+        f"        if 'HOCKET_PROGRAM' in os.environ and Bad.calls > {after}: raise RuntimeError('planted')\n"
         "        return super().forward(x)\n"
         "data = (torch.randn(64, 2), torch.zeros(64, dtype=torch.int64))\n"
-        "task = hocket.Task(model=lambda: Bad(2, 2), data=(data, data))\n"
+        "task = hocket.Task(model=lambda: Bad(2, 2), data=(data, data), epochs=1000)\n"
     )
-    done = hocket("train", "bad.py:task", "--batch", "4", "--out", "run", cwd=tmp_path, check=1)
-    assert "failed in" in done.stderr.splitlines()[-1]
-    assert "RuntimeError: planted" in done.stderr
-    assert "bad.py" in done.stderr
+    done = hocket("train", "bad.py:task", "--batch", "4", "--out", "run", "--json", cwd=tmp_path, check=status)
+    *frames, ours = done.stderr.splitlines()
+    assert ours.startswith("hocket: rank ") and ours.endswith("RuntimeError: planted")
+    assert 'bad.py", line 6, in forward' in frames[0] and "src/hocket" not in done.stderr
     result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result == json.loads(done.stdout)
     assert result["verdict"] == "crashed"
     assert "planted" in result["error"]
+    assert result.keys() >= documented_keys()
 
 
 def test_divergence_is_a_verdict_and_no_failure(tmp_path: Path) -> None:

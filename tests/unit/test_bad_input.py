@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hocket.app import cli
+from hocket.core.errors import UserError
+from hocket.run.place import Place, new_folder
 from hocket.tasks import mnist
 
 FILES = {
@@ -38,6 +42,16 @@ FILES = {
         "uneven = task(data=((data[0], data[1][:3]), data))\n"
         "no_model = task(model=lambda: 5)\n"
         "no_parameters = task(model=torch.nn.ReLU)\n"
+    ),
+    "deep.toml": 'task = "digits"\nx = ' + "[" * 20_000,
+    "huge.toml": 'task = "digits"\nworkers = 1' + "0" * 5000,
+    "large.toml": 'task = "digits"\nworkers = 1' + "0" * 500,
+    "zero.toml": 'task = "digits"\ndata = "a\\u0000b"',
+    "types.py": (
+        "import torch, hocket\n"
+        "data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)\n"
+        "def task(**wrong): return hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=(data, data), **wrong)\n"
+        "epochs, batch, lr, optimizer = task(epochs='two'), task(batch=0), task(lr=None), task(optimizer=5)\n"
     ),
     "a-file": "",
     "a-folder/kept": "",
@@ -105,7 +119,25 @@ CASES = [
     ([*DIGITS, "--trace", "-1"], "trace must be 0 or more"),
     ([*DIGITS, "--device", "gpu"], "device must be cpu or cuda"),
     ([*DIGITS, "--strategy", "serial", "--workers", "2"], "use --workers 1, or --strategy allreduce"),
+    ([*DIGITS, "--lr", "1e308"], "lr must be at most 1e+38"),
+    ([*DIGITS, "--lr", "1e38", "--scale-lr"], "lr must be at most 1e+38"),
+    ([*DIGITS, "--warmup", "1e308"], "warmup must be 0 or more epochs"),
+    ([*DIGITS, "--deadline", "1e12"], "deadline must be greater than 0 and at most 1e+08 seconds"),
+    (["train", "digits", "--epochs", "9" * 300], "epochs must be at most 2**53, got a number of 300 digits"),
+    ([*DIGITS, "--checkpoint-every", "often"], "checkpoint_every: cannot read 'often'; write whole epochs like 2"),
+    ([*DIGITS, "--checkpoint-every", "0"], "checkpoint_every: cannot read '0'"),
+    ([*DIGITS, "--checkpoint-every", "0.5"], "checkpoint_every: cannot read '0.5'"),
+    ([*DIGITS, "--checkpoint-every", "-2"], "checkpoint_every: cannot read '-2'"),
+    ([*DIGITS, "--checkpoint-every", "0s"], "checkpoint_every: cannot read '0s'"),
     # The simulator.
+    ([*SIM, "workers=-1"], "use --workers"),
+    ([*SIM, "workers=7"], "use --workers"),
+    ([*SIM, "latency=1e308s"], "latency: cannot read '1e308s'"),
+    # Engines.
+    ([*DIGITS, "--engine", "threads", "--hosts", "a:2"], "--hosts has no meaning on engine threads"),
+    ([*DIGITS, "--engine", "sim", "--mpiexec", "here"], "--mpiexec has no meaning on engine sim"),
+    ([*DIGITS, "--engine", "mpi", "--mpiexec", "/nope"], "cannot find /nope"),
+    ([*DIGITS, "--engine", "mpi", "--mpiexec", "a-file"], "cannot find a-file"),
     ([*DIGITS, "--engine", "threads", "--sim", "compute=2ms"], "add --engine sim"),
     ([*SIM, "compute"], "--sim must be KEY=VALUE"),
     ([*SIM, "comput=2ms"], "did you mean compute?"),
@@ -134,6 +166,12 @@ CASES = [
     (["train", "--spec", "infinite.toml"], "lr must be finite"),
     (["train", "--spec", "sim-key.toml"], "did you mean compute?"),
     (["train", "--spec", "sim-number.toml"], "sim must be a table"),
+    (["train", "--spec", "deep.toml"], "deep.toml is not valid TOML"),
+    (["train", "--spec", "huge.toml"], "huge.toml is not valid TOML"),
+    (["train", "--spec", "large.toml"], "workers must be at most 2**53"),
+    (["train", "--spec", "zero.toml"], "data must be UTF-8 text without zero bytes"),
+    (["train", "--spec", "x" * 300], "cannot read x"),
+    (["train", "--spec", "\udcff.toml"], "there is no spec file"),
     # Users' files.
     (["train", "gone.py:task"], "there is no file"),
     (["train", "lacks.py"], "say which task of lacks.py to train"),
@@ -149,6 +187,12 @@ CASES = [
     (["train", "exits.py:task"], "exits.py"),
     (["train", "own.py:no_model"], "Task.model must give a torch.nn.Module"),
     (["train", "own.py:no_parameters"], "no trainable parameters"),
+    (["train", "types.py:epochs"], "Task.epochs must be a whole number; got 'two'"),
+    (["train", "types.py:batch"], "batch must be 1 or more, got 0"),
+    (["train", "types.py:lr"], "Task.lr"),
+    (["train", "types.py:optimizer"], "Task.optimizer must be text; got 5"),
+    (["train", "x" * 300 + ".py:task"], "there is no file"),
+    (["train", "\udcff.py:task"], "task must be UTF-8 text"),
     # torch's own refusals of an optimizer's options.
     ([*DIGITS, "--optimizer", "adam:eps=-1"], "eps"),
     ([*DIGITS, "--optimizer", "sgd:nesterov=true", "--momentum", "0"], "Nesterov"),
@@ -160,6 +204,9 @@ CASES = [
     ([*DIGITS, "--out", "a-file", "--force"], "cannot write to a-file"),
     ([*DIGITS, "--out", "a-file/run"], "cannot write to a-file/run: Not a directory"),
     ([*DIGITS, "--out", "x" * 300], "cannot write to x"),
+    ([*DIGITS, "--out", "x" * 300, "--force"], "cannot write to x"),
+    ([*DIGITS, "--out", "\udcff"], "the name of the folder must be UTF-8 text"),
+    ([*DIGITS, "--data", "\udcff"], "data must be UTF-8 text"),
     # Data.
     (["train", "mnist-mlp", "--data", "nowhere"], "--data nowhere: there is no such directory"),
     # Launching.
@@ -180,7 +227,16 @@ CASES = [
         ["launch", "--deadline", "nan", "lacks.py"],
         "deadline must be finite",
     ),
+    (["launch", "x" * 300], "there is no script"),
+    (["launch", "--engine", "threads", "--hosts", "a:2", "lacks.py"], "--hosts has no meaning on engine threads"),
+    (["launch", "--deadline", "1e12", "lacks.py"], "deadline must be greater than 0"),
     (["demo", "--engine", "thread"], "did you mean threads?"),
+    (["demo", "--svg", "nowhere/table.svg"], "cannot write to nowhere/table.svg"),
+    (["demo", "--svg", "a-folder"], "cannot write to a-folder"),
+    # Resuming.
+    (["resume", "nowhere"], "nowhere is no run's folder"),
+    (["resume", "x" * 300], "is no run's folder"),
+    (["resume", "a-folder", "epochs"], "a change must be KEY=VALUE, got 'epochs'"),
 ]
 
 
@@ -247,3 +303,135 @@ def test_the_batch_it_suggests_is_accepted(capsys: pytest.CaptureFixture[str]) -
 
 def test_more_workers_than_samples_need_fewer_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--batch" not in refusal([*DIGITS, "--workers", "2000"], capsys)
+
+
+CALLABLES = """
+import torch, hocket
+data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)
+def broken(*_):
+    return {}["missing"]
+def task(**parts):
+    return hocket.Task(**{"model": lambda: torch.nn.Linear(2, 2), "data": (data, data), "batch": 4} | parts)
+class Broken(torch.nn.Linear):
+    forward = broken
+model, samples, loss, metric = task(model=broken), task(data=broken), task(loss=broken), task(metric=broken)
+forward = task(model=lambda: Broken(2, 2))
+"""
+GIVES = """
+no_tensor = task(loss=lambda output, target: 5.0)
+no_scalar = task(loss=lambda output, target: output)
+no_gradient = task(loss=lambda output, target: output.detach().sum())
+no_number = task(metric=lambda output, target: "good")
+shape = task(model=lambda: torch.nn.Linear(3, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [("model", "model"), ("samples", "data"), ("loss", "loss"), ("metric", "metric"), ("forward", "model")],
+)
+def test_a_users_function_that_raises_shows_the_users_line_first(
+    name: str, whose: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("calls.py").write_text(CALLABLES)
+    before = everything()
+    assert cli.run(["train", f"calls.py:{name}"]) == 2
+    printed = capsys.readouterr()
+    *frames, ours = printed.err.splitlines()
+    assert ours == f"hocket: Task.{whose} raised KeyError: 'missing'"
+    assert 'calls.py", line 5, in broken' in frames[0] and "missing" in frames[1]
+    assert "hocket" not in "".join(frames).replace(str(Path("calls.py").resolve()), "")
+    assert printed.out == "" and everything() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [
+        ("no_tensor", "Task.loss must return one number as a tensor with a gradient; it gave a float"),
+        ("no_scalar", "it gave a tensor of shape [4, 2]"),
+        ("no_gradient", "it gave a tensor of shape [] without one"),
+        ("no_number", "Task.metric must return one number; it gave a str"),
+        ("shape", "Task.model raised RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_a_users_function_that_gives_the_wrong_thing(
+    name: str, fragment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("gives.py").write_text(CALLABLES + GIVES)
+    assert fragment in refusal(["train", f"gives.py:{name}"], capsys)
+
+
+LATE = """
+import threading, torch, hocket
+data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)
+calls = []
+def loss(output, target):
+    if threading.current_thread() is not threading.main_thread() and torch.is_grad_enabled():
+        calls.append(1)
+        if len(calls) > {after}:
+            raise RuntimeError("planted")
+    return torch.nn.functional.cross_entropy(output, target)
+task = hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=(data, data), loss=loss, batch=4, epochs=100)
+"""
+
+
+@pytest.mark.parametrize(("after", "status"), [(0, 2), (800, 1)])
+def test_a_mistake_that_only_a_rank_meets(after: int, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(f"late{after}.py").write_text(LATE.format(after=after))
+    assert cli.run(["train", f"late{after}.py:task", "--json", "-n", "1", "--out", "run"]) == status
+    printed = capsys.readouterr()
+    *frames, ours = printed.err.splitlines()
+    assert ours.startswith("hocket: rank 0 failed in ") and ours.endswith("RuntimeError: planted")
+    assert f'late{after}.py", line 9, in loss' in frames[0] and "src/hocket" not in "".join(frames)
+    record = json.loads(printed.out)
+    assert record["verdict"] == "crashed" and "planted" in record["error"]
+    assert record == json.loads(Path("run/result.json").read_text())
+
+
+OLD = ["train", "digits", "--engine", "threads", "--steps", "2", "--out", "old", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (["--mpiexec", "/nope", "--engine", "mpi"], 2),
+        (["--mpiexec", "./fails", "--engine", "mpi"], 1),
+        (["--batch", "5000"], 2),
+    ],
+)
+def test_force_destroys_nothing_before_the_new_run_has_begun(
+    args: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("fails").write_text("#!/bin/sh\nexit 1\n")
+    Path("fails").chmod(0o755)
+    assert cli.run(OLD) == 0
+    before = {path: path.read_bytes() for path in Path("old").iterdir()}
+    assert cli.run([*OLD, "--force", *args]) == status
+    assert {path: path.read_bytes() for path in Path("old").iterdir()} == before
+
+
+def test_two_runs_do_not_share_a_folder() -> None:
+    first = Place(Path("run"), "")
+    with pytest.raises(UserError, match="another run is writing to run"):
+        Place(Path("run"), "", force=True)
+    first.close()
+    Place(Path("run"), "", force=True).close()
+
+
+def test_many_runs_at_once_get_folders_of_their_own() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: new_folder("many"), range(24)))
+    assert len(set(made)) == 24 and all(path.is_dir() for path in made)
+
+
+def test_a_long_name_gets_a_folder_too() -> None:
+    Path("n" * 240 + ".py").write_text(CALLABLES + "fine = task()\n")
+    assert cli.run(["train", "n" * 240 + ".py:fine", "--epochs", "1", "--json"]) == 0
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+def test_json_is_alone_on_standard_output_whatever_the_task_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prints.py").write_text(CALLABLES + "fine = task()\nprint('hello')\n")
+    assert cli.run(["train", "prints.py:fine", "--epochs", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "finished" and "hello" in printed.err

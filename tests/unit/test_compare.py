@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from hocket.app import cli
+from hocket.run.spec import read_toml
 
 
 def test_it_takes_turns_and_says_who_won(
@@ -35,6 +37,12 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "allreduse"], "did you mean allreduce?"),
         (["-s", "gossip", "--workers", "1"], "none of these strategies runs"),
         (["-s", "local-sgd:every=0"], "must be 1 or more"),
+        (["-s", "allreduce", "-n", "2,2"], "--workers 2 is given twice"),
+        (["-s", "local-sgd", "-s", "serial", "-s", "local-sgd:every=8"], "--strategy local-sgd:every=8 is given twice"),
+        (["-s", "allreduce", "--seeds", "0"], "must be 1 or more"),
+        (["-s", "allreduce", "--batch", "5000"], "batch 5000 is larger than a worker's shard"),
+        (["-s", "serial", "-s", "allreduce", "--optimizer", "adm"], "did you mean adam?"),
+        (["-s", "allreduce", "--steps", "2", "--epochs", "2"], "epochs or steps, not both"),
     ],
 )
 def test_refused(
@@ -46,3 +54,43 @@ def test_refused(
     assert fragment in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+OWN = """
+import dataclasses, torch, hocket
+from hocket.core.worker import Strategy
+from hocket.strategies import strategy
+
+@strategy("alone-together")
+@dataclasses.dataclass(frozen=True)
+class AloneTogether(Strategy):
+    \"\"\"Everyone for himself.\"\"\"
+
+    def worker(self, w):
+        while (g := (yield)) is not None:
+            w.descend(g)
+        w.average_replicas(1.0)
+
+print("hello")
+x = torch.randn(64, 2)
+task = hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=((x, (x[:, 0] > 0).long()),) * 2, batch=4)
+"""
+
+
+def test_the_users_own_strategy_and_the_flags_of_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own.py").write_text(OWN)
+    command = ["compare", "own.py:task", "-s", "alone-together", "-s", "serial", "--seeds", "1", "--engine", "threads"]
+    flags = ["--optimizer", "adam", "--lr", "0.01", "--steps", "5", "--trace", "0", "--out", "c", "--json"]
+    for force in ([], ["--force"]):
+        assert cli.run([*command, *flags, *force]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == json.loads((tmp_path / "c/compare.json").read_text())
+        assert [(row["strategy"], row["workers"]) for row in printed["rows"]] == [("alone-together", 2), ("serial", 1)]
+        for row in printed["rows"]:
+            spec = read_toml(Path(row["folders"][0]) / "spec.toml")
+            assert (spec["optimizer"], spec["steps"], spec["trace"]) == ("adam", 5, 0)
+    assert cli.run([*command, *flags]) == 2, "a folder that exists"

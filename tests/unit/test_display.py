@@ -69,6 +69,17 @@ def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_json_alone_goes_to_its_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    show(display.AsJson(stream), 2)
+    assert stream.getvalue() == "{}\n"
+    assert capsys.readouterr() == ("", "a rank said\n")
+
+
+def test_a_terminal_that_never_began_can_end() -> None:
+    display.Terminal().end({})
+
+
 def test_the_display_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(display.choose(quiet=True), display.Silent)
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)

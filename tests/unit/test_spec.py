@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import inspect
 import json
+import math
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +18,16 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hocket
 from hocket.app import cli
 from hocket.compress import compressor
 from hocket.core.errors import UserError
 from hocket.core.registry import Registry, convert
+from hocket.drivers.plan import Cadence, Goal, Plan
 from hocket.engines.catalogue import engine
 from hocket.engines.sim import Sim
 from hocket.run import place
-from hocket.run.resolve import resolve, settled
+from hocket.run.resolve import cadence, resolve, settled
 from hocket.run.spec import RunSpec, read_toml
 from hocket.strategies import strategy
 from hocket.strategies.local_sgd import LocalSGD
@@ -211,3 +217,49 @@ class TestCommand:
         base = "digits-local-sgd-20300102-120000"
         assert sorted(p.name for p in Path("runs").iterdir()) == [base, f"{base}-2", f"{base}-3"]
         assert all((run / "result.json").exists() for run in Path("runs").iterdir())
+
+
+class TestCadence:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [("", Cadence()), ("2", Cadence(epochs=2)), ("30s", Cadence(seconds=30)), ("10min", Cadence(seconds=600)),
+         ("1h", Cadence(seconds=3600)), ("0.5h", Cadence(seconds=1800))],
+    )  # fmt: skip
+    def test_is_epochs_or_time(self, text: str, expected: Cadence) -> None:
+        assert cadence(text) == expected
+
+    def test_may_be_a_number_in_python_and_toml(self) -> None:
+        assert RunSpec.from_mapping({"task": "t", "checkpoint_every": 2}).checkpoint_every == "2"
+
+
+class TestPlan:
+    @pytest.mark.parametrize("given", [{}, {"target": 0.5, "checkpoint_every": "2"}, {"checkpoint_every": "1h"}])
+    def test_survives_strict_json(self, given: dict[str, Any]) -> None:
+        plan = resolve(RunSpec("t", **given), tiny.task(lower_is_better=True), 24)
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False))) == plan
+
+    def test_a_goal(self) -> None:
+        assert Goal(0.5).reached(0.5) and not Goal(0.5).reached(0.49)
+        assert Goal(0.5, lower_is_better=True).reached(0.5) and not Goal(0.5, lower_is_better=True).reached(0.51)
+        assert not any(Goal.never().reached(metric) for metric in (1e300, math.inf, math.nan))
+
+    def test_counts_the_steps_of_the_whole_run(self) -> None:
+        made = tiny.task(epochs=7)
+        assert resolve(RunSpec("t", workers=2, batch=4), made, 24).steps == 7 * 3
+        assert resolve(RunSpec("t", workers=2, batch=4), made, 25).steps == 7 * 4
+        assert resolve(RunSpec("t", workers=2, batch=4, steps=5), made, 24).steps == 5
+
+
+def test_every_setting_is_a_flag_a_key_and_an_argument() -> None:
+    flags = set(inspect.signature(cli.train).parameters) - {"words", "spec", "out", "force", "as_json"}
+    names = {f.name for f in dataclasses.fields(RunSpec)} - {"task"}
+    assert flags == names
+    assert set(inspect.signature(cli.compare).parameters) >= names
+    assert set(inspect.signature(hocket.fit).parameters) == names | {"task", "out", "force", "progress"}
+    assert all(f"    {name}: " in (hocket.fit.__doc__ or "") for name in names)
+
+
+def test_a_spec_is_read_without_pytorch() -> None:
+    """`hocket --help` need not wait for it."""
+    code = "import sys, hocket.app.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -47,7 +47,7 @@ def fit(
 
 @takes_keywords
 def resume(run: str | Path, *, task: Task | None = None, progress: bool = True, **settings: Any) -> Result:
-    """Go on with the run in the folder `run` from its newest checkpoint, with some settings changed.
+    """Go on with the run in the folder `run` from its newest checkpoint, with some of `fit`'s settings changed.
 
     `task` is for a `Task` that has no name by which it could be found again.
     """

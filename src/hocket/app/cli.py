@@ -92,7 +92,8 @@ def _tell(failure: RankFailed) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"hocket: {line}", file=sys.stderr)
+    printable = line.encode(errors="backslashreplace").decode()  # a path may hold any bytes
+    print(f"hocket: {printable}", file=sys.stderr)
 
 
 @contextmanager

@@ -46,8 +46,9 @@ def takes_keywords(function: F) -> F:
     """Show the settings in the signature of a Python function that has `**settings`, and what they mean in its help."""
     own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
     known = [declared for name, declared in settings().items() if name not in {p.name for p in own}]
+    defaults = RunSpec("")
     keywords = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=getattr(RunSpec, f.name, None), annotation=type_of(f))
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=getattr(defaults, f.name), annotation=type_of(f))
         for f in known
     ]
     first = [p for p in own if p.kind != p.KEYWORD_ONLY]

@@ -112,7 +112,7 @@ def convert(value: Any, to: Any, what: str) -> Any:
         if number is None or (isinstance(value, float) and number != value and value == value):
             noun = "a whole number" if to is int else "a number"
             raise UserError(f"{what} must be {noun}; got {value!r}")
-        if not math.isfinite(number):
+        if to is float and not math.isfinite(number):
             raise UserError(f"{what} must be finite; got {value!r}")
         return number
     if not isinstance(value, str):

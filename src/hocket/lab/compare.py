@@ -47,6 +47,7 @@ class Row:
         return {
             "strategy": self.strategy,
             "workers": self.workers,
+            "engine": self.runs[0].engine,
             "seconds": self.seconds,
             "samples_per_s": self.values("samples_per_s"),
             "test_metric": [run.test_metric for run in self.runs],
@@ -119,7 +120,7 @@ def table(rows: Sequence[Row]) -> Table:
     clock = "seconds" if first.virtual_seconds is None else "virtual s"
     to_target = f"to {first.target:g}" if first.target is not None else "to target"
     found = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("strategy", "n", clock, "samples/s", f"test {first.metric}", to_target, "MB sent"):
+    for column in ("strategy", "n", "engine", clock, "samples/s", f"test {first.metric}", to_target, "MB sent"):
         is_name = column == "strategy"
         found.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     for row in rows:
@@ -127,6 +128,7 @@ def table(rows: Sequence[Row]) -> Table:
         found.add_row(
             row.strategy,
             str(row.workers),
+            row.runs[0].engine,
             _spread(row.seconds, ".3f"),
             f"{statistics.median(row.values('samples_per_s')):,.0f}",
             _spread(row.values("test_metric"), ".4f"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hocket.core.errors import UserError
 from hocket.measure.folder import RunFolder
-from hocket.run.checkpoints import cut_curve
+from hocket.run.past import cut_curve
 
 
 class Place:

@@ -103,10 +103,10 @@ def check_numbers(spec: RunSpec) -> None:
 
 
 def _check_number(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise UserError(f"{name} must be finite, got {value}")
     if isinstance(value, int) and abs(value) > MOST:
         raise UserError(f"{name} must be at most 2**53, got a number of {len(str(abs(value)))} digits")
+    if not math.isfinite(value):
+        raise UserError(f"{name} must be finite, got {value}")
     match name:
         case "workers" | "epochs" | "steps" | "batch" if value < 1:
             raise UserError(f"{name} must be 1 or more, got {value}")
@@ -125,6 +125,8 @@ def _given(spec: RunSpec, task: Task, name: str) -> Any:
     value = getattr(spec, name)
     if value is None:
         value = convert(getattr(task, name), type_of(settings()[name]), f"Task.{name}")
+        if value is None:
+            raise UserError(f"Task.{name} must not be None; leave it out, or give it a value")
         if isinstance(value, (int, float)):
             _check_number(name, value)
     return value

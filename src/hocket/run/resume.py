@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.measure.result import Result
-from hocket.run.checkpoints import newest, step_of
+from hocket.run.past import newest, step_of
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import Training, prepare

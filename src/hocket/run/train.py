@@ -21,9 +21,9 @@ from hocket.drivers.plan import Cadence, Plan
 from hocket.engines.catalogue import Engine, Program, engine
 from hocket.measure.result import Result
 from hocket.run.blame import blaming
-from hocket.run.checkpoints import read_curve, step_of
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
 from hocket.run.loading import find_name, load_task
+from hocket.run.past import read_curve, step_of
 from hocket.run.place import Place
 from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
