@@ -81,7 +81,7 @@ def test_a_rank_that_never_arrives_ends_the_run_at_the_deadline(name: str, opera
 def test_a_rank_that_never_starts_ends_the_run_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is there but starts nothing."""
     fake = tmp_path / "mpiexec"
-    fake.write_text("#!/bin/sh\ncase $1 in --version) echo fake;; *) sleep 100;; esac\n")
+    fake.write_text("#!/bin/sh\ncase $1 in --version) echo HYDRA;; *) sleep 100;; esac\n")
     fake.chmod(0o755)
     monkeypatch.setenv("HOCKET_MPIEXEC", str(fake))
     began = time.monotonic()
@@ -92,7 +92,7 @@ def test_a_rank_that_never_starts_ends_the_run_at_the_deadline(tmp_path: Path, m
 
 def test_a_launcher_that_fails_shows_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "mpiexec"
-    fake.write_text("#!/bin/sh\ncase $1 in --version) echo fake;; *) echo no slots; exit 7;; esac\n")
+    fake.write_text("#!/bin/sh\ncase $1 in --version) echo HYDRA;; *) echo no slots; exit 7;; esac\n")
     fake.chmod(0o755)
     monkeypatch.setenv("HOCKET_MPIEXEC", str(fake))
     with pytest.raises(RankFailed, match="exit status 7") as caught:
