@@ -61,3 +61,143 @@ def waits_in_vain(rank: Rank, argument: dict[str, Any]) -> str:
         rank.comm.send(0, Message("other tag"), tag=8)
     rank.comm.barrier()
     return outcome
+
+
+def works(rank: Rank, argument: dict[str, Any]) -> list[int]:
+    """Keep in step until told to stop; tells where it stopped, and what all added up to."""
+    step, total = 0, torch.zeros(1)
+    rank.tell("began", {}, b"")
+    while True:
+        step += 1
+        rank.status.step = step
+        rank.comm.all_reduce(total.fill_(step))
+        time.sleep(0.001 * rank.comm.rank)
+        if rank.brake.stops_after(step):
+            return [step, int(total)]
+
+
+def ignores_the_brake(rank: Rank, argument: dict[str, Any]) -> None:
+    rank.tell("began", {}, b"")
+    threading.Event().wait(300)
+
+
+def falls_silent(rank: Rank, argument: dict[str, Any]) -> None:
+    """Rank 1's process is stopped while nobody waits for it."""
+    for step in range(3):
+        rank.status.step = step
+        time.sleep(0.3)
+    if rank.comm.rank == 1:
+        rank.status.operation = "compute"
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+def holds_the_lock(rank: Rank, argument: dict[str, Any]) -> int:
+    """Rank 1 computes for long in C, where no other thread of its process can run: not even the one that reports."""
+    began = time.monotonic()
+    count = 0
+    while rank.comm.rank == 1 and time.monotonic() < began + argument["seconds"]:
+        count += sum(range(100_000_000)) > 0
+    return count
+
+
+def dies_after_a_fork(rank: Rank, argument: dict[str, Any]) -> None:
+    """Rank 1 leaves a child that lives on with all that it had open."""
+    if rank.comm.rank == 1:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def ends_early(rank: Rank, argument: dict[str, Any]) -> None:
+    if rank.comm.rank == 1:
+        os._exit(3)
+    time.sleep(60)
+
+
+def serves(rank: Rank, argument: dict[str, Any]) -> None:
+    """Rank 0 answers whoever asks; rank 2 is killed between two requests."""
+    payload = Message("x", (), (torch.zeros(100_000),))
+    step = 0
+    while True:
+        step += 1
+        rank.status.step = step
+        if rank.comm.rank == 0:
+            source, _ = rank.comm.recv()
+            rank.comm.isend(source, payload)
+        else:
+            rank.comm.send(0, payload)
+            rank.comm.recv(0)
+            if step == 200 and rank.comm.rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sends_much(rank: Rank, argument: dict[str, Any]) -> list[float]:
+    """Thousands of messages that nobody waits for: the most that were kept, and seconds for each thousand."""
+    most, seconds = 0, []
+    for _ in range(argument["thousands"]):
+        began = time.monotonic()
+        for i in range(1000):
+            if rank.comm.rank == 0:
+                rank.comm.isend(1, Message("n", (i,), (torch.zeros(100),)))
+                most = max(most, _kept(rank.comm))
+            else:
+                assert rank.comm.recv(0)[1].ints == (i,)
+        seconds.append(time.monotonic() - began)
+    rank.comm.barrier()
+    return [most, *seconds]
+
+
+def _kept(comm: Any) -> int:
+    sending = comm._sending
+    return sum(len(queue) for queue in sending.values()) if isinstance(sending, dict) else len(sending)
+
+
+def waits_for_what_was_sent(rank: Rank, argument: dict[str, Any]) -> int:
+    """A request may be waited for long after its message has left, and twice."""
+    requests = []
+    for i in range(300):
+        if rank.comm.rank == 0:
+            requests.append(rank.comm.isend(1, Message("n", (i,))))
+        else:
+            rank.comm.recv(0)
+    for request in requests:
+        request.wait()
+        request.wait()
+    return len(requests)
+
+
+def counts(rank: Rank, argument: dict[str, Any]) -> list[list[int]]:
+    """Counters of two connections in one process: what each handed out here."""
+    import importlib
+
+    engine = importlib.import_module(f"hocket.engines.{argument['engine']}")
+    taken = []
+    for _ in range(3):
+        comm = engine.connect(30.0)
+        counter = comm.counter()
+        taken.append([counter.take(), counter.take(3), counter.take()])
+        counter.close()
+    return taken
+
+
+def listens(rank: Rank, argument: dict[str, Any]) -> None:
+    """Stay for as long as the starter looks at us, with every kind of connection open."""
+    rank.comm.all_reduce(torch.ones(10))
+    counter = rank.comm.counter()
+    counter.take()
+    rank.comm.barrier()
+    rank.tell("look", {}, b"")
+    rank.comm.barrier()
+    time.sleep(0.5)
+    counter.close()
+
+
+def stays(rank: Rank, argument: dict[str, Any]) -> None:
+    rank.comm.barrier()
+    print("here", flush=True)
+    time.sleep(100)

@@ -107,7 +107,7 @@ def first_failure(failures: Sequence[RankFailed]) -> RankFailed:
     """The failure that explains the others: the first, but for those that only tell of another rank's end."""
 
     def echo(failure: RankFailed) -> int:
-        kinds = ("CommError:", "Aborted:")
+        kinds = ("DeadlineExceeded:", "CommError:", "Aborted:")
         return next((i for i, kind in enumerate(kinds, 1) if failure.reason.startswith(kind)), 0)
 
     return min(failures, key=echo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,13 +22,14 @@ from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
 from hocket.core.environment import inside_mpi, inside_torchrun, launched_size
-from hocket.core.errors import DeadlineExceeded, UserError
+from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.line import Control
-from hocket.engines.processes import Supervisor, rank_environment, run_joined
+from hocket.engines.processes import run_joined
+from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment
 
 
 @engine("mpi")
@@ -81,7 +83,10 @@ class Mpi(Engine):
         launcher = self.launcher()
         everywhere = ("0.0.0.0", socket.gethostname()) if self.hosts else ("127.0.0.1", "127.0.0.1")
         control = Control(*everywhere)
-        env = rank_environment(control, main, "mpi", self.deadline)
+        env = rank_environment(control, main, "mpi", self.deadline) | ({} if self.hosts else LOOPBACK)
+        supervisor = Supervisor(size, control, self.deadline, listener)
+        if self._needs_no_launcher(launcher):
+            return supervisor.run_ranks(env, [{} for _ in range(size)], pmi=True)
         command = [launcher, "-n", str(size)]
         if _is_open_mpi(launcher):
             command += ["--oversubscribe", "--bind-to", "none"]
@@ -90,29 +95,38 @@ class Mpi(Engine):
             command += [word for name in env for word in ("-x", name)]
         else:
             command += ["-hosts", self.hosts] if self.hosts else []
-        command += [sys.executable, "-m", "hocket.engines.started"]
-        return Supervisor(size, control, self.deadline, listener).run([(command, env)])
+        return supervisor.run_launcher(env, command + STARTED)
+
+    def _needs_no_launcher(self, launcher: str) -> bool:
+        """On one machine, with the MPICH beside this Python, we start the ranks ourselves (see `pmi`)."""
+        chosen = self.hosts or self.mpiexec or os.environ.get("HOCKET_MPIEXEC")
+        return not chosen and launcher == str(_BESIDE) and "HYDRA" in _version(launcher)
 
     def launcher(self) -> str:
-        beside = Path(sys.executable).parent / "mpiexec"
         chosen = self.mpiexec or os.environ.get("HOCKET_MPIEXEC", "")
-        found = shutil.which(chosen) if chosen else str(beside) if beside.exists() else shutil.which("mpiexec")
+        found = shutil.which(chosen) if chosen else str(_BESIDE) if _BESIDE.exists() else shutil.which("mpiexec")
         if found is None:
             raise UserError(
-                f"engine mpi: cannot find {chosen or 'mpiexec'}; install it with 'pip install mpich', "
-                f"name it with --mpiexec, or use --engine threads"
+                f"engine mpi: cannot find {chosen or 'mpiexec'}, or may not run it; install one with "
+                f"'pip install mpich', name one with --mpiexec, or use --engine threads"
             )
+        if not _LAUNCHER.search(_version(found)):
+            raise UserError(f"engine mpi: {found} is no MPI launcher; name one with --mpiexec, like /usr/bin/mpiexec")
         return found
+
+
+_BESIDE = Path(sys.executable).parent / "mpiexec"
+_LAUNCHER = re.compile(r"\bMPI\b|HYDRA|OpenRTE|PRRTE|mpiexec|slurm", re.IGNORECASE)
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?")  # a leading dash would reach ssh as an option
 
 
 def slots(hosts: str) -> int:
     """How many ranks `a:4,b:4` has room for."""
     total = 0
     for host in filter(None, hosts.split(",")):
-        name, _, count = host.partition(":")
-        if not name or not (count or "1").isdigit():
+        if not _HOST.fullmatch(host):
             raise UserError(f"hosts: cannot read {host!r}; write machines and their slots like a:4,b:4")
-        total += int(count or 1)
+        total += int(host.partition(":")[2] or 1)
     return total
 
 
@@ -123,16 +137,26 @@ def available() -> str | None:
     except ImportError:
         return "mpi4py is not installed"
     try:
-        launcher = Mpi().launcher()
-        _version(launcher)
-    except (UserError, OSError) as error:
+        Mpi().launcher()
+    except UserError as error:
         return str(error)
     return None
 
 
 @cache
 def _version(launcher: str) -> str:
-    done = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=20)
+    """What the launcher says of itself; nothing if it cannot be asked."""
+    try:
+        done = subprocess.run(
+            [launcher, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
     return done.stdout + done.stderr
 
 
@@ -179,6 +203,16 @@ class MpiComm:
 
         Who is `idle`, as a server between two requests, leaves the core to others almost at once.
         """
+        try:
+            return self._polled(test, operation, peers, timeout, idle)
+        except self._MPI.Exception as error:
+            raise self._broken(error, operation, peers) from error
+
+    def _broken(self, error: Exception, operation: str, peers: str) -> CommError:
+        first = str(error).partition("\n")[0]
+        return CommError(f"rank {self.rank} in {operation} with {peers}: {first}")
+
+    def _polled(self, test: Callable[[], Any], operation: str, peers: str, timeout: float | None, idle: bool) -> Any:
         if timeout == 0:
             return test() or None
         for _ in range(100):
@@ -207,7 +241,10 @@ class MpiComm:
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         block = msg.pack()
-        request = self._comm.Isend(block, to, tag)
+        try:
+            request = self._comm.Isend(block, to, tag)
+        except self._MPI.Exception as error:
+            raise self._broken(error, f"send(to={to})", f"rank {to}") from error
         self._sending = [(r, b) for r, b in self._sending if not r.Test()]
         self._sending.append((request, block))  # the block must live until the message has left
         return Deferred(lambda: self._poll(request.Test, f"send(to={to})", f"rank {to}"))
@@ -278,14 +315,15 @@ class MpiCounter:
     def __init__(self, MPI: Any, comm: Any, barrier: Callable[[], None]) -> None:
         self._MPI, self._barrier = MPI, barrier
         self._window = MPI.Win.Allocate(8 if comm.rank == 0 else 0, 8, comm=comm)
-        self._one, self._number = np.ones(1, np.int64), np.empty(1, np.int64)
+        self._count, self._number = np.ones(1, np.int64), np.empty(1, np.int64)
         if comm.rank == 0:
             np.frombuffer(self._window, np.int64)[:] = 0
         barrier()
         self._window.Lock_all()
 
-    def take(self) -> int:
-        self._window.Fetch_and_op(self._one, self._number, 0, 0, self._MPI.SUM)
+    def take(self, count: int = 1) -> int:
+        self._count[0] = count
+        self._window.Fetch_and_op(self._count, self._number, 0, 0, self._MPI.SUM)
         self._window.Flush(0)
         return int(self._number[0])
 

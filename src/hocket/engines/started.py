@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from typing import Any
 
+from hocket.core.brake import Brake
 from hocket.core.environment import CONTROL, PROGRAM, launched_rank
 from hocket.core.status import Status
+from hocket.engines.guard import die_with_parent
 from hocket.engines.line import Link
 
 
 def main() -> int:
+    die_with_parent()
+    _leave_signals_to_the_starter()
     start = json.loads(os.environ[PROGRAM])
-    status = Status(operation="import")
+    status, brake = Status(operation="import"), Brake()
     link = Link(os.environ[CONTROL], launched_rank(), status)
+
+    def hear(kind: str, data: dict[str, Any]) -> None:
+        match kind:
+            case "brake":
+                link.tell("promise", {"step": brake.promise()})
+            case "stop":
+                brake.stop_after(data["step"])
+
     # A rank without its starter has nobody to work for: end at once, even inside a long computation.
-    link.start(on_lost=lambda: os._exit(1))
+    link.start(on_lost=lambda: os._exit(1), hear=hear)
 
     from hocket.engines.processes import run_started
 
-    return run_started(link, start)
+    return run_started(link, start, brake)
+
+
+def _leave_signals_to_the_starter() -> None:
+    """A batch system signals every process of a job; the starter then lets all ranks finish a step together.
+
+    Children that the user's code forks are ended by these signals as ever.
+    """
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in numbers])
 
 
 if __name__ == "__main__":

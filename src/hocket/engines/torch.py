@@ -6,7 +6,8 @@ import atexit
 import dataclasses
 import os
 import socket
-import sys
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -24,7 +25,8 @@ from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.line import Control
-from hocket.engines.processes import Supervisor, rank_environment, run_joined
+from hocket.engines.processes import run_joined
+from hocket.engines.supervisor import LOOPBACK, Supervisor, rank_environment, start_limit
 
 # The names of torch 2.13, where the older ones warn; torch 2.11 has only those.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -67,26 +69,35 @@ class TorchDistributed(Engine):
             return run_joined(comm, main, listener, abort)
         assert isinstance(main, Program), "a fresh process can only run a Program"
         control = Control()
-        common = rank_environment(control, main, "torch", self.deadline)
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "hocket.engines.started"]
-        ranks = [(command, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
-        return Supervisor(size, control, self.deadline, listener).run(ranks)
+        store, port = _store()
+        env = rank_environment(control, main, "torch", self.deadline) | LOOPBACK
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        env |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        each = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(size)]
+        try:
+            return Supervisor(size, control, self.deadline, listener).run_ranks(env, each)
+        finally:
+            del store  # it lived as long as the ranks needed it
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _store() -> tuple[Any, int]:
+    """Where the ranks find each other, and its port. It would listen on every interface if it could choose."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = server.getsockname()[1]
+    fd = server.detach()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd)  # type: ignore[attr-defined]
+    return store, port
 
 
 def connect(deadline: float) -> TorchComm:
     if not dist.is_initialized():
-        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+        size = int(os.environ["WORLD_SIZE"])
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         # NCCL refuses two ranks on one GPU; Gloo carries the messages then.
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         backend = "cpu:gloo,cuda:nccl" if gpus >= local_ranks else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline))
+        # Our own waits have the deadline; this limit is for the first meeting too, to which some may come late.
+        dist.init_process_group(backend, timeout=timedelta(seconds=start_limit(size, deadline)))
         atexit.register(dist.destroy_process_group)  # its threads abort a process that ends without it
     return TorchComm(dist.group.WORLD, deadline)
 
@@ -95,14 +106,17 @@ def abort() -> None:
     os._exit(1)
 
 
+AHEAD = 64
+"""How many messages a rank may be ahead of the one that receives them, before `isend` waits for it."""
+
+
 class TorchComm:
     """torch.distributed with its time-outs turned into errors that say who waited for what."""
 
     def __init__(self, group: Any, deadline: float) -> None:
         self._group, self._deadline = group, deadline
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._sending: list[tuple[Any, Tensor]] = []
-        self._counters = 0
+        self._sending: defaultdict[int, deque[tuple[Any, Tensor]]] = defaultdict(deque)
 
     def _wait(self, work: Any, operation: str, peers: str, timeout: float | None = None) -> None:
         limit = self._deadline if timeout is None else timeout
@@ -131,16 +145,20 @@ class TorchComm:
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         block = torch.from_numpy(msg.pack())
         length = torch.tensor([block.numel()], dtype=torch.int64)
-        works = []
-        for part, offset in ((length, 0), (block, 1)):
-            work = dist.isend(part, self._world(to), self._group, 2 * tag + offset)
-            works.append((work, part))
-        self._sending = [(w, p) for w, p in self._sending if not w.is_completed()] + works
+        works = [
+            (dist.isend(part, self._world(to), self._group, 2 * tag + offset), part)
+            for part, offset in ((length, 0), (block, 1))
+        ]
 
-        def finish() -> None:
-            for work, _ in works:
+        def finish(sent: Iterable[tuple[Any, Tensor]] = works) -> None:
+            for work in (work for work, _ in sent if not work.is_completed()):  # to wait twice is to wait for ever
                 self._wait(work, f"send(to={to})", f"rank {to}")
 
+        # The parts must live until they have left, which Gloo only tells to who waits for it.
+        sending = self._sending[to]
+        sending.extend(works)
+        while len(sending) > 2 * AHEAD or sending[0][0].is_completed():
+            finish([sending.popleft()])
         return Deferred(finish)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
@@ -204,9 +222,12 @@ class TorchComm:
         return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 
     def counter(self) -> StoreCounter:
-        self._counters += 1
         store = dist.distributed_c10d._get_default_store()
-        return StoreCounter(store, f"hocket/{self._group.group_name}/counter/{self._counters}")
+        number = torch.zeros(1, dtype=torch.int64)
+        if self.rank == 0:
+            number += store.add("hocket/counters", 1)  # a key that no counter had, even if we have connected before
+        self.broadcast(number)
+        return StoreCounter(store, f"hocket/counter/{int(number)}", self)
 
 
 @dataclass(frozen=True)
@@ -215,9 +236,12 @@ class StoreCounter:
 
     store: Any
     key: str
+    comm: TorchComm
 
-    def take(self) -> int:
-        return int(self.store.add(self.key, 1)) - 1
+    def take(self, count: int = 1) -> int:
+        return int(self.store.add(self.key, count)) - count
 
     def close(self) -> None:
-        pass
+        self.comm.barrier()
+        if self.comm.rank == 0:
+            self.store.delete_key(self.key)
