@@ -167,6 +167,18 @@ def test_a_vector_is_taken_up_where_it_was_saved(run: Any, method: Any, handling
         assert own["read_version"] == theirs["read_version"] and own["mean_step"] == theirs["mean_step"]
 
 
+def test_each_of_a_workers_own_numbers_comes_back() -> None:
+    """Among them those that no script moves: waits, drops, breaks, the generator for jitter."""
+    sharing = Sharing("leashed", DIM, WORKERS)
+    saved = MappedVector.create(sharing, gradient(-1)).seen_by(1).state()
+    assert {"random", "wait_ns", "dropped", "breaks", "peak", "updates", "read_version"} <= saved.keys()
+    numbers = {name: 100 + i for i, (name, value) in enumerate(saved.items()) if isinstance(value, int)}
+    changed = saved | numbers | {"mean_step": 0.25, "staleness": Counter({2: 3}), "tries": Counter({0: 7})}
+    fresh = MappedVector.create(sharing, gradient(-1)).seen_by(1)
+    fresh.load_state(changed)
+    assert fresh.state() == changed != saved
+
+
 def test_vectors_that_are_still_read_count_when_a_run_goes_on() -> None:
     """Leashed: worker 1 reads version 0 and worker 2 version 1, while worker 0 makes version 3 of version 2."""
     sharing = Sharing("leashed", DIM, WORKERS)
