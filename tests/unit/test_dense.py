@@ -103,6 +103,25 @@ def test_one_worker_does_what_plain_sgd_does(method: str, momentum: float, batch
     assert vector.statistics().updates == 2 * len(losses)
 
 
+def test_what_a_worker_keeps_lets_another_go_on() -> None:
+    model, kernel, _ = a_problem([7, 5, 3])
+    order = np.arange(SAMPLES)
+
+    def epoch(worker: Any, vector: Any) -> None:
+        vector.control[NEXT] = 0
+        assert worker.run_epoch(vector, order, 0.05) == DONE
+
+    first, vector = kernel.worker(0, 8, 0.9), share(kernel, model.x.detach().numpy())
+    epoch(first, vector)
+    second, other = kernel.worker(0, 8, 0.9), share(kernel, parameters(vector))
+    for name, kept in second.kept().items():
+        kept.copy_(first.kept()[name])
+    epoch(first, vector)
+    epoch(second, other)
+    np.testing.assert_array_equal(parameters(other), parameters(vector))
+    assert float(second.kept()["velocity"].abs().max()) > 0
+
+
 @pytest.mark.parametrize("handling", ["inverse", "exponential", "gap", "delay-compensated"])
 def test_fresh_updates_are_not_tempered(handling: Any) -> None:
     model, kernel, _ = a_problem([7, 5, 3])

@@ -20,13 +20,23 @@ from hocket.kernels.memory.vector import MappedVector
 
 METHODS, HANDLINGS = get_args(Method), get_args(Handling)
 DIM, WORKERS, LR = 37, 3, 0.1
-_SCRIPT = (
+Script = dict[int, str]
+"""Who reads or publishes, one after the other."""
+
+
+def script(text: str) -> Script:
+    return dict(enumerate(text.split()))
+
+
+def split(whole: Script, at: int) -> tuple[Script, Script]:
+    steps = list(whole.items())
+    return dict(steps[:at]), dict(steps[at:])
+
+
+SCRIPT = script(
     "r0 r1 r2 p0 r0 p0 r0 p1 p0 r1 r0 p0 r0 p2 r2 p1 p1 r0 p0 p0 p0 r1 p2 p1 r2 r0 "
     "p1 p1 r1 p0 r0 p0 p2 r2 p2 p2 r1 p1 p0 r0 p1 r1 p2 p0 p0 r0 p1 p2 r1 r2 p0 p2 p1"
 )
-SCRIPT = _SCRIPT.split(" ")
-"""Who reads or publishes, one after the other."""
-HALF = len(SCRIPT) // 2
 
 
 def gradient(at: int) -> Tensor:
@@ -42,9 +52,9 @@ class Told:
     statistics: Statistics
 
 
-def act(shared: SharedVector, at: int) -> Tensor:
-    """Do one operation of the script; the parameters after it."""
-    if SCRIPT[at][0] == "r":
+def act(shared: SharedVector, at: int, kind: str) -> Tensor:
+    """Do one operation of a script; the parameters after it."""
+    if kind == "r":
         shared.read(torch.empty(DIM))
     else:
         assert shared.publish(gradient(at), LR)
@@ -59,16 +69,16 @@ def through_json(state: dict[str, Any]) -> Any:
     return decode(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()})
 
 
-def in_memory(sharing: Sharing, script: range, saved: list[dict[str, Any]] | None = None) -> Told:
+def in_memory(sharing: Sharing, steps: Script, saved: list[dict[str, Any]] | None = None) -> Told:
     first = MappedVector.create(sharing, gradient(-1))
     workers = [first.seen_by(w) for w in range(WORKERS)]
     for worker, state in zip(workers, saved or [], strict=False):
         worker.load_state(state)
-    after = {at: act(workers[int(SCRIPT[at][1])], at) for at in script}
+    after = {at: act(workers[int(w)], at, kind) for at, (kind, w) in steps.items()}
     return Told(after, [through_json(worker.state()) for worker in workers], first.statistics())
 
 
-def in_virtual_time(sharing: Sharing, script: range, saved: list[dict[str, Any]] | None = None) -> Told:
+def in_virtual_time(sharing: Sharing, steps: Script, saved: list[dict[str, Any]] | None = None) -> Told:
     """Operation k of the script begins at k + 1 seconds."""
 
     def main(rank: Rank) -> tuple[dict[int, Tensor], dict[str, Any], Statistics]:
@@ -77,10 +87,10 @@ def in_virtual_time(sharing: Sharing, script: range, saved: list[dict[str, Any]]
         if saved is not None:
             shared.load_state(saved[me])
         after = {}
-        for at in script:
-            if int(SCRIPT[at][1]) == me:
+        for at, (kind, w) in steps.items():
+            if int(w) == me:
                 rank.clock.charge(at + 1 - rank.clock.now())
-                after[at] = act(shared, at)
+                after[at] = act(shared, at, kind)
         rank.comm.barrier()
         return after, through_json(shared.state()), shared.statistics()
 
@@ -95,7 +105,7 @@ def by_the_rules(handling: Handling) -> Told:
     rules = [Staleness(handling, WORKERS) for _ in range(WORKERS)]
     read: dict[int, tuple[int, Tensor]] = {}
     after = {}
-    for at, (kind, worker) in enumerate(SCRIPT):
+    for at, (kind, worker) in SCRIPT.items():
         w = int(worker)
         if kind == "r":
             read[w] = version, x.clone()
@@ -113,7 +123,7 @@ def by_the_rules(handling: Handling) -> Told:
 def test_real_and_simulated_memory_and_a_server_temper_alike(method: Any, handling: Any) -> None:
     sharing = Sharing(method, DIM, WORKERS, handling=handling)
     expected = by_the_rules(handling)
-    for told in (in_memory(sharing, range(len(SCRIPT))), in_virtual_time(sharing, range(len(SCRIPT)))):
+    for told in (in_memory(sharing, SCRIPT), in_virtual_time(sharing, SCRIPT)):
         assert told.statistics.staleness == expected.statistics.staleness
         assert told.statistics.updates == expected.statistics.updates
         for own, theirs in zip(told.states, expected.states, strict=True):
@@ -128,7 +138,7 @@ def test_the_script_tells_one_workers_view_from_all() -> None:
     for handling, told in zip(("tail", "gap"), apart, strict=True):
         one = Staleness(handling, WORKERS)
         x, version, read, most = gradient(-1), 0, {}, 0.0
-        for at, (kind, w) in enumerate(SCRIPT):
+        for at, (kind, w) in SCRIPT.items():
             if kind == "r":
                 read[w] = version, x
             else:
@@ -143,10 +153,9 @@ def test_the_script_tells_one_workers_view_from_all() -> None:
 @pytest.mark.parametrize("run", [in_memory, in_virtual_time])
 def test_a_vector_is_taken_up_where_it_was_saved(run: Any, method: Any, handling: Any) -> None:
     sharing = Sharing(method, DIM, WORKERS, handling=handling)
-    whole = run(sharing, range(len(SCRIPT)))
-    before = run(sharing, range(HALF))
-    assert not torch.equal(before.after[HALF - 1], gradient(-1))
-    rest = run(sharing, range(HALF, len(SCRIPT)), before.states)
+    first, second = split(SCRIPT, len(SCRIPT) // 2)
+    whole, before = run(sharing, SCRIPT), run(sharing, first)
+    rest = run(sharing, second, before.states)
     for at, x in rest.after.items():
         assert torch.equal(x, whole.after[at]), f"after {at}: {SCRIPT[at]}"
     assert rest.statistics.updates == whole.statistics.updates > before.statistics.updates
@@ -156,6 +165,28 @@ def test_a_vector_is_taken_up_where_it_was_saved(run: Any, method: Any, handling
     for own, theirs in zip(rest.states, whole.states, strict=True):
         assert own.keys() == theirs.keys()
         assert own["read_version"] == theirs["read_version"] and own["mean_step"] == theirs["mean_step"]
+
+
+def test_each_of_a_workers_own_numbers_comes_back() -> None:
+    """Among them those that no script moves: waits, drops, breaks, the generator for jitter."""
+    sharing = Sharing("leashed", DIM, WORKERS)
+    saved = MappedVector.create(sharing, gradient(-1)).seen_by(1).state()
+    assert {"random", "wait_ns", "dropped", "breaks", "peak", "updates", "read_version"} <= saved.keys()
+    numbers = {name: 100 + i for i, (name, value) in enumerate(saved.items()) if isinstance(value, int)}
+    changed = saved | numbers | {"mean_step": 0.25, "staleness": Counter({2: 3}), "tries": Counter({0: 7})}
+    fresh = MappedVector.create(sharing, gradient(-1)).seen_by(1)
+    fresh.load_state(changed)
+    assert fresh.state() == changed != saved
+
+
+def test_vectors_that_are_still_read_count_when_a_run_goes_on() -> None:
+    """Leashed: worker 1 reads version 0 and worker 2 version 1, while worker 0 makes version 3 of version 2."""
+    sharing = Sharing("leashed", DIM, WORKERS)
+    first, second = split(script("r1 r0 p0 r2 r0 p0 p0"), 6)
+    before = in_virtual_time(sharing, first)
+    rest = in_virtual_time(sharing, second, before.states)
+    assert before.statistics.peak_vectors == WORKERS + 3
+    assert rest.statistics.peak_vectors == WORKERS + 4
 
 
 class TestContention:

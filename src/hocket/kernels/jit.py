@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,63 @@ import numba
 _FOLDER = Path(__file__).parent
 
 
-def _cache_folder() -> str:
-    """Named after the text of all kernels, as Numba's own check sees only the file of the function that it caches.
+def _sources() -> list[Path]:
+    """All whose functions or constants are compiled."""
+    core = _FOLDER.parent / "core"
+    return [*sorted(_FOLDER.rglob("*.py")), core / "staleness.py", core / "sharing.py"]
+
+
+def _fingerprint(files: Iterable[Path]) -> str:
+    """Of the text of all kernels, as Numba's own check sees only the file of the function that it caches.
 
     The code of the kernels that a function calls is part of what is cached, so a change in one file would else leave
-    the old code in use in others. Empty, which is Numba's own choice, where the package cannot be written.
+    the old code in use in others.
     """
-    text = b"".join(path.read_bytes() for path in sorted(_FOLDER.rglob("*.py")))
-    parent = numba.config.CACHE_DIR or (_FOLDER / "__pycache__" if os.access(_FOLDER, os.W_OK) else "")
-    return str(Path(parent) / f"kernels-{hashlib.sha256(text).hexdigest()[:16]}") if parent else ""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-_CACHE_FOLDER = _cache_folder()
+def _places() -> Iterator[Path]:
+    """Where compiled kernels may be kept, best first."""
+    if numba.config.CACHE_DIR:
+        yield Path(numba.config.CACHE_DIR)
+    yield _FOLDER / "__pycache__"
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(users):  # where there is no home it still begins with ~
+        yield Path(users, "hocket", "kernels")
+    yield Path(tempfile.gettempdir(), f"hocket-kernels-{os.geteuid()}")
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether this user can write the folder, and nobody else can write or replace it; it is made if it is not there.
+
+    What is in the cache will be run, so no one else may ever put anything there.
+    """
+    try:
+        for part in reversed([folder, *folder.parents]):
+            part.mkdir(mode=0o700, exist_ok=True)
+        above = [parent.stat() for parent in folder.resolve().parents]
+        own = folder.lstat()
+    except OSError:
+        return False
+    me, others_write = os.geteuid(), stat.S_IWGRP | stat.S_IWOTH
+    if not stat.S_ISDIR(own.st_mode) or own.st_uid != me or own.st_mode & others_write:
+        return False
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    # In a sticky folder, as /tmp is, each may change only what is theirs
+    return all(
+        parent.st_uid in (0, me) and (parent.st_mode & stat.S_ISVTX or not parent.st_mode & others_write)
+        for parent in above
+    )
+
+
+def _cache_folder(places: Iterable[Path], is_private: Callable[[Path], bool] = _is_private) -> str:
+    """The folder for the kernels as they are; empty where there is none, and each process has to compile them."""
+    name = f"kernels-{_fingerprint(_sources())}"
+    return next((str(place / name) for place in places if is_private(place / name)), "")
+
+
+_CACHE_FOLDER = _cache_folder(_places())
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -35,6 +82,6 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     numba.config.CACHE_DIR = _CACHE_FOLDER
     try:
         # Kernels make no arrays and keep none, so they need not count references: that took a tenth of a sparse loop
-        return numba.njit(nogil=True, cache=True, _nrt=False, **options)(function)
+        return numba.njit(nogil=True, cache=bool(_CACHE_FOLDER), _nrt=False, **options)(function)
     finally:
         numba.config.CACHE_DIR = users_folder
