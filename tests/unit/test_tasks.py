@@ -338,7 +338,8 @@ class TestFields:
             ("model", torch.zeros(9, 9)), ("loss", "mse"), ("metric", 0.5), ("metric_name", None),
             ("metric_name", ""), ("metric_name", "a\nb"), ("metric_name", "loss"), ("optimizer", torch.optim.SGD),
             ("lower_is_better", "yes"), ("target", "high"), ("target", float("nan")), ("target", True),
-            ("epochs", 0), ("epochs", "10"), ("epochs", 2.5), ("epochs", None), ("epochs", True), ("batch", 0),
+            ("epochs", 0), ("epochs", 10**400), ("lr", 10**400),
+            ("epochs", "10"), ("epochs", 2.5), ("epochs", None), ("epochs", True), ("batch", 0),
             ("batch", 32.0), ("lr", 0), ("lr", -1.0), ("lr", "0.1"), ("lr", float("inf")), ("lr", [0.1]),
             ("lr_decay", 0.0), ("lr_decay", 1.5), ("momentum", 1.0), ("momentum", -0.1), ("momentum", None),
         ],
@@ -359,6 +360,36 @@ class TestFields:
         model[1].weight.data = model[0].weight.data.t()
         with pytest.raises(UserError, match=r"0\.weight and 1\.weight share memory"):
             own(model=model).build_model(0)
+
+    def test_a_function_that_raises_is_one_line_with_the_users_line(self) -> None:
+        def broken() -> nn.Module:
+            return nn.Linear(1 // 0, 2)
+
+        line = broken.__code__.co_firstlineno + 1
+        where = f"failed in {__file__}, line {line}: ZeroDivisionError"
+        with pytest.raises(UserError) as caught:
+            own(model=broken).build_model(0)
+        assert str(caught.value).startswith(f"Task.model {where}")
+        with pytest.raises(UserError) as caught:
+            own(data=broken).load()
+        assert str(caught.value).startswith(f"Task.data {where}")
+        with pytest.raises(UserError, match="Task.model failed: TypeError.*missing 2 required"):
+            own(model=nn.Linear).build_model(0)
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (DATA, "train is one tensor"),
+            ((torch.tensor(0.0), torch.tensor(0.0)), "train is one tensor"),
+            (((torch.tensor(0.0), torch.tensor(0.0)), DATA), "train must be a Dataset or two tensors"),
+            ((DATA, (DATA[0], DATA[1], DATA[1])), "test must be a Dataset or two tensors"),
+            ((DATA,), "must be \\(train, test\\)"),
+            ((DATA, 5), "test must have a length and take an index"),
+        ],
+    )
+    def test_data_of_another_shape(self, data: object, message: str) -> None:
+        with pytest.raises(UserError, match=f"Task.data.*{message}"):
+            own(data=data).load()
 
     def test_a_model_that_cannot_be_copied(self) -> None:
         model = nn.Linear(2, 2)
@@ -394,6 +425,21 @@ def test_a_pipe_is_no_data_file(name: str, tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(UserError, match=f"{path} is not a regular file"):
             task.make(name).make(0, path).load()
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a\x00b", "~nobody-here/x"])
+@pytest.mark.parametrize("name", ["svm", "factorization", "mnist-mlp"])
+def test_paths_that_no_file_can_have(name: str, path: str) -> None:
+    with pytest.raises(UserError, match=r"there is no|cannot read") as caught:
+        task.make(name).make(0, Path(path)).load()
+    assert len(str(caught.value)) < 450
+
+
+@pytest.mark.parametrize("text", ["factorization:rank=" + "9" * 400, "factorization:rank=" + "9" * 5000, "9" * 5000])
+def test_enormous_options_are_refused_in_a_short_line(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        task.make(text)
+    assert len(str(caught.value)) < 200
 
 
 def test_tasks_are_found_by_name() -> None:
