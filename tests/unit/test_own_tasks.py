@@ -94,7 +94,7 @@ class TestFields:
         with pytest.raises(UserError) as caught:
             own(data=broken).load()
         assert str(caught.value).startswith(f"Task.data {where}")
-        with pytest.raises(UserError, match="Task.model failed: TypeError.*missing 2 required"):
+        with pytest.raises(UserError, match=r"Task.model failed: TypeError.*missing 2 required"):
             own(model=nn.Linear).build_model(0)
 
     @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def _called(function: Callable[[], Any], what: str) -> Any:
 class SampleSet:
     """Samples that are taken by index, many at a time."""
 
-    def __init__(self, samples: Samples, name: str) -> None:
+    def __init__(self, samples: Any, name: str) -> None:
         self._tensors: tuple[Tensor, Tensor] | None = None
         self._dataset: Any = None
         if isinstance(samples, tuple):
