@@ -181,12 +181,18 @@ def test_every_option_is_refused_where_it_would_fail_later(name: str) -> None:
         ("adam:capturable=true", "no option of optimizer adam is called 'capturable'"),
         ("adam:differentiable=true", "no option of optimizer adam is called 'differentiable'"),
         ("adam:eps", "option eps needs a value; write eps=VALUE"),
+        ("adam:eps=" + "9" * 400, "eps must be finite; got '999"),
         ("sgd:nesterov=true", "optimizer sgd:nesterov=true: Nesterov"),
     ],
 )
 def test_bad_options_are_one_line(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         optim.make(text, Replica(model()), 0.1, 0.0)
+
+
+def test_momentum_is_not_dropped_without_a_word() -> None:
+    with pytest.raises(UserError, match="optimizer adam takes no momentum"):
+        optim.make("adam", Replica(model()), 0.1, 0.9)
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, 1e308, float("nan")])

@@ -174,7 +174,11 @@ class TestRefuses:
     def test_a_sparse_parameter(self) -> None:
         model = nn.Linear(2, 2)
         model.weight = nn.Parameter(torch.eye(2).to_sparse())
-        with pytest.raises(UserError, match="parameter weight is sparse"):
+        with pytest.raises(UserError, match="weight is sparse"):
+            Replica(model)
+        model = nn.Linear(2, 2)
+        model.register_buffer("mask", torch.eye(2).to_sparse())
+        with pytest.raises(UserError, match="mask is sparse"):
             Replica(model)
 
 

@@ -27,12 +27,11 @@ def check_module(model: nn.Module) -> None:
             )
         if tensor.is_meta:
             raise UserError(f"{name} has no values: it is on the device meta; build the model on the cpu")
-    for name, parameter in model.named_parameters():
-        if parameter.layout != torch.strided:
-            raise UserError(f"parameter {name} is sparse, which is not supported; make it dense with to_dense()")
-        if parameter.requires_grad and _repeats(parameter):
-            raise UserError(f"parameter {name} is an expanded view, whose elements share memory; clone() it")
-    _check_ties([(n, t) for n, t in tensors if t.layout == torch.strided and t.numel()])
+        if tensor.layout != torch.strided:
+            raise UserError(f"{name} is sparse, which is not supported; make it dense with to_dense()")
+        if tensor.requires_grad and _repeats(tensor):
+            raise UserError(f"{name} is an expanded view, whose elements share memory; clone() it")
+    _check_ties([(name, tensor) for name, tensor in tensors if tensor.numel()])
 
 
 def _repeats(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Literal, TypeVar
 
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
 
 T = TypeVar("T")
 
@@ -82,6 +82,8 @@ def parse_options(cls: type[Any], owner: str, text: str) -> dict[str, Any]:
             values[key] = default
         else:
             values[key] = convert(value.strip(), hints[key], f"{owner}: {key}")
+            if isinstance(values[key], int) and abs(values[key]) >= 2**63:
+                raise UserError(f"{owner}: {key} must be less than 2**63; got {shown(value)}")
     return values
 
 
@@ -94,29 +96,29 @@ def convert(value: Any, to: Any, what: str) -> Any:
         return convert(value, next(a for a in args if a is not type(None)), what)
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{what} must be one of {', '.join(map(str, args))}; got {value!r}")
+            raise UserError(f"{what} must be one of {', '.join(map(str, args))}; got {shown(value)}")
         return value
     if to is bool:
         if isinstance(value, bool):
             return value
         if str(value).lower() in ("true", "false"):
             return str(value).lower() == "true"
-        raise UserError(f"{what} must be true or false; got {value!r}")
+        raise UserError(f"{what} must be true or false; got {shown(value)}")
     if to in (int, float):
         if isinstance(value, bool):
-            raise UserError(f"{what} must be a number; got {value!r}")
+            raise UserError(f"{what} must be a number; got {shown(value)}")
         try:
             number = to(value)
         except (TypeError, ValueError, OverflowError):
             number = None
         if number is None or (isinstance(value, float) and number != value and value == value):
             noun = "a whole number" if to is int else "a number"
-            raise UserError(f"{what} must be {noun}; got {value!r}")
-        if to is float and not math.isfinite(number):
-            raise UserError(f"{what} must be finite; got {value!r}")
+            raise UserError(f"{what} must be {noun}; got {shown(value)}")
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UserError(f"{what} must be finite; got {shown(value)}")
         return number
     if not isinstance(value, str):
-        raise UserError(f"{what} must be text; got {value!r}")
+        raise UserError(f"{what} must be text; got {shown(value)}")
     return value
 
 
@@ -125,4 +127,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
-    return f"no {kind} is called {name!r}; {hint}"
+    return f"no {kind} is called {shown(name)}; {hint}"

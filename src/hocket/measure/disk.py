@@ -50,6 +50,7 @@ class Log:
     def __init__(self, path: Path, spare: int = 0) -> None:
         self._file = path.open("ab+", buffering=0)
         self._spare = spare
+        self._size = 0
         self._cut(self._file.seek(0, os.SEEK_END))
 
     def add(self, lines: str) -> None:

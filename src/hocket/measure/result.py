@@ -71,7 +71,8 @@ class Result:
 
     @property
     def test_accuracy(self) -> float | None:
-        return self.test_metric
+        """The test metric where it is called accuracy; None where it is something else, such as an error."""
+        return self.test_metric if self.metric == "accuracy" else None
 
 
 def staleness_summary(histogram: Counter[int]) -> dict[str, Any]:

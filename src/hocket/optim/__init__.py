@@ -98,6 +98,8 @@ def _make(text: str, parameters: list[nn.Parameter], lr: float, momentum: float)
         raise UserError(f"lr must be greater than 0 and less than {_LARGEST:g}; got {lr:g}")
     if takes_momentum(text):
         chosen["momentum"] = momentum
+    elif momentum:
+        raise UserError(f"optimizer {name} takes no momentum; leave it out, or use sgd")
     # Built through Any: the constructors share no signature.
     cls: Any = OPTIMIZERS[name]
     try:

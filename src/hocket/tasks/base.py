@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import numbers
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class Task:
         """Refuse what is no number of this kind or out of range; numpy's numbers become Python's."""
         value: Any = getattr(self, name)
         wanted: type[Any] = numbers.Integral if kind is int else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value) or not fits(value):
+        if isinstance(value, bool) or not isinstance(value, wanted) or not (abs(value) < 2**63) or not fits(value):
             noun = "a whole number" if kind is int else "a number"
             raise UserError(f"Task.{name} must be {noun}, {range_}; got {shown(value)}")
         object.__setattr__(self, name, kind(value))
@@ -106,14 +106,14 @@ class Task:
                 raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
         with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.model()
+            model = _called(self.model, "Task.model")
         if not isinstance(model, nn.Module):
             raise UserError(f"Task.model must give a torch.nn.Module; it gave a {type(model).__name__}")
         return model
 
     def load(self) -> tuple[SampleSet, SampleSet]:
         """The training and the test samples."""
-        data = self.data() if callable(self.data) else self.data
+        data = _called(self.data, "Task.data") if callable(self.data) else self.data
         if not (isinstance(data, tuple) and len(data) == 2):
             raise UserError("Task.data must be (train, test), or a function that gives them")
         return SampleSet(data[0], "train"), SampleSet(data[1], "test")
@@ -122,18 +122,33 @@ class Task:
         return value <= target if self.lower_is_better else value >= target
 
 
+def _called(function: Callable[[], Any], what: str) -> Any:
+    """What a user's function gives; where it raises, the user's own line is what matters."""
+    try:
+        return function()
+    except UserError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this function
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        where = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
+        raise UserError(f"{what} failed{where}: {shown(error)}") from error
+
+
 class SampleSet:
     """Samples that are taken by index, many at a time."""
 
-    def __init__(self, samples: Samples, name: str) -> None:
+    def __init__(self, samples: Any, name: str) -> None:
         self._tensors: tuple[Tensor, Tensor] | None = None
         self._dataset: Any = None
         if isinstance(samples, tuple):
-            if len(samples) != 2 or not all(isinstance(t, Tensor) for t in samples):
+            if len(samples) != 2 or not all(isinstance(t, Tensor) and t.dim() for t in samples):
                 raise UserError(f"Task.data: {name} must be a Dataset or two tensors (inputs, targets)")
             if len(samples[0]) != len(samples[1]):
                 raise UserError(f"Task.data: {name} has {len(samples[0])} inputs but {len(samples[1])} targets")
             self._tensors = samples
+        elif isinstance(samples, Tensor):
+            raise UserError(f"Task.data: {name} is one tensor; write data=((inputs, targets), (test inputs, targets))")
         elif hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
             self._dataset = samples
         else:

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from hocket.core.errors import UserError
 from hocket.tasks import ratings
 from hocket.tasks.base import BringsKernel, Task, task
+from hocket.tasks.footprint import check_fits
 from hocket.tasks.linear import HELD_OUT, decayed
-from hocket.tasks.memory import check_fits
 from hocket.tasks.ratings import Ratings
 
 if TYPE_CHECKING:

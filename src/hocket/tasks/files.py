@@ -42,10 +42,10 @@ def find(files: Sequence[DataFile], folder: str, mirrors: Sequence[str], data: P
 
     They are looked for in `data`, $HOCKET_DATA and the cache, there in `folder` and at the top.
     """
-    if data is not None and not data.expanduser().is_dir():
+    if data is not None and not os.path.isdir(os.path.expanduser(data)):
         raise UserError(f"--data {data}: there is no such directory; name the one that holds your data sets")
     roots = [data, os.environ.get("HOCKET_DATA"), cache()]
-    places = [Path(root).expanduser() for root in roots if root]
+    places = [Path(os.path.expanduser(root)) for root in roots if root]
     return [_find_or_fetch(file, files, folder, mirrors, places) for file in files]
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from hocket.core.errors import UserError
 from hocket.tasks import svmlight
 from hocket.tasks.base import BringsKernel, Task, task
-from hocket.tasks.memory import check_fits
+from hocket.tasks.footprint import check_fits
 from hocket.tasks.svmlight import Table
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
 
 NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -22,20 +22,23 @@ Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 def read(path: Path) -> bytes:
     """What is in the file, unpacked if it is gzipped."""
-    if path.is_dir():
-        raise UserError(f"{path} is a directory; name a file")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block for ever, and every rank reads the data anew
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UserError(f"{path} is a directory; name a file")
+        if not stat.S_ISREG(mode):  # a pipe would block for ever, and every rank reads the data anew
             raise UserError(f"{path} is not a regular file; write the data into one, and name it")
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
             content = gzip.decompress(content)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
+    except UserError:
+        raise
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is a damaged gzip file: {error}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        raise UserError(f"cannot read {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
     if not content.strip():
         raise UserError(f"{path} is empty; one sample a line is expected")
     return content
