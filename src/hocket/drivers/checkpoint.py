@@ -66,7 +66,7 @@ def pack(about: dict[str, Any], states: list[Tensor]) -> bytes:
 
 
 def _checksum(tensor: Tensor) -> str:
-    content = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return hashlib.sha256(content).hexdigest()[:32]
 
 

@@ -14,6 +14,7 @@ from hocket.core.errors import CommError, UserError
 from hocket.drivers.course import Course
 from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Schedule
+from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.family import BROKEN_LOCK, Kernel
 from hocket.measure.losses import Losses
@@ -65,7 +66,9 @@ class CompiledWorkers:
         with self._kernel.running():
             session.begin(course.gradients.replica)
             session.work(optimizer, optim.step_of(optimizer))
-            self._shared: Any = session.worker.shared
+            shared = session.worker.shared
+            assert isinstance(shared, MappedVector), "compiled workers run in real memory"
+            self._shared = shared
             for name, vector in self._thread.kept().items():
                 session.worker.keep(name, vector)
             course.rank.brake.on_stop = self._shared.stop

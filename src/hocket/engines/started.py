@@ -25,9 +25,9 @@ def main() -> int:
     def hear(kind: str, data: dict[str, Any]) -> None:
         match kind:
             case "brake":
-                link.tell("promise", {"step": brake.promise()})
-            case "stop":
-                brake.stop_after(data["step"])
+                link.tell("promise", {"step": brake.promise(data["purpose"])})
+            case "pause":
+                brake.pause_after(data["step"])
 
     # A rank without its starter has nobody to work for: end at once, even inside a long computation.
     link.start(on_lost=lambda: os._exit(1), hear=hear)

@@ -15,14 +15,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hocket.core.brake import Purpose
 from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
-from hocket.engines.base import TICK_S, Listener, Program, first_failure
+from hocket.engines.base import STOP_S, TICK_S, Listener, Program, first_failure
 from hocket.engines.line import Control, Word
 
-STOP_S = 10.0
-"""How long a run that was asked to stop may take to finish its step and report."""
 _GRACE_S = 10.0  # for processes to leave after their last word
 _START_S = 60.0  # at least, for all ranks to load their libraries and find each other
 _LOAD_S = 10.0  # for one core to load the libraries of one rank
@@ -155,7 +154,7 @@ class Supervisor:
             try:
                 watch.result()
             except KeyboardInterrupt:
-                if not self._brake():
+                if not self._brake("stop"):
                     raise
                 try:
                     watch.result(STOP_S)
@@ -164,12 +163,13 @@ class Supervisor:
             finally:
                 self._leave.set()
 
-    def _brake(self) -> bool:
-        """Ask all ranks to stop after a step that all can reach. False if they have not even begun."""
+    def _brake(self, purpose: Purpose) -> bool:
+        """Ask all ranks to pause after a step that all can reach. False if they have not even begun."""
         if len(self._ready) < len(self._statuses):
             return False
+        self._promises.clear()
         for rank in range(len(self._statuses)):
-            self._control.tell(rank, "brake", {})
+            self._control.tell(rank, "brake", {"purpose": purpose})
         return True
 
     def _watch(self, guard: subprocess.Popen[bytes]) -> None:
@@ -268,6 +268,8 @@ class Supervisor:
             case "status":
                 for key, value in data.items():
                     setattr(self._statuses[rank], key, value)
+            case "brake":
+                self._brake(data["purpose"])
             case "promise":
                 self._promises[rank] = data["step"]
                 self._release()
@@ -286,10 +288,10 @@ class Supervisor:
                 self._listener.hear(rank, word.kind, data, word.blob)
 
     def _release(self) -> None:
-        """When every rank has said how far it will go at most, let all go as far as the farthest, and stop there."""
+        """When every rank has said how far it will go at most, let all go as far as the farthest, and pause there."""
         if self._promises and self._promises.keys() | self._results.keys() >= set(range(len(self._statuses))):
             for rank in self._promises:
-                self._control.tell(rank, "stop", {"step": max(self._promises.values())})
+                self._control.tell(rank, "pause", {"step": max(self._promises.values())})
 
     def _process_ended(self, number: int, data: dict[str, Any]) -> None:
         status = data.get("status", 0)

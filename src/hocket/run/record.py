@@ -19,7 +19,7 @@ from hocket.engines.catalogue import Listener
 from hocket.measure.losses import PARTS
 from hocket.measure.result import Result, Verdict, staleness_summary, versions
 from hocket.run.blame import NothingTrained
-from hocket.run.checkpoints import checkpoint_name
+from hocket.run.past import checkpoint_name
 from hocket.run.place import Place
 from hocket.run.progress import Display
 from hocket.tasks import Task
