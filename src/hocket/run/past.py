@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,6 @@ def read_curve(folder: Path, step: int) -> list[dict[str, Any]]:
         {key: int(value) if key == "step" else float(value) if value else None for key, value in row.items()}
         for row in _rows(folder, step)
     ]
-
-
-def cut_curve(folder: Path, step: int) -> None:
-    """Take what comes after a step off curve.csv, in one piece."""
-    rows = _rows(folder, step)
-    part = folder / ".curve.csv.part"
-    with part.open("w", newline="") as file:
-        if rows:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    os.replace(part, folder / "curve.csv")
 
 
 def _rows(folder: Path, step: int) -> list[dict[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 import traceback as tb
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,11 +15,11 @@ from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Listener
+from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS
 from hocket.measure.result import Result, Verdict, staleness_summary, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
-from hocket.run.place import Place
 from hocket.run.progress import Display
 from hocket.tasks import Task
 
@@ -47,12 +46,11 @@ class About:
 class Recorder(Listener):
     """Hears the ranks, keeps the folder and the display up to date, and makes the Result."""
 
-    def __init__(self, about: About, place: Place | None, display: Display) -> None:
-        self._about, self._place, self._display = about, place, display
+    def __init__(self, about: About, folder: RunFolder | None, display: Display) -> None:
+        self._about, self._folder, self._display = about, folder, display
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
         self._model = b""
-        self._lock = threading.Lock()
         self._closed = False
 
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
@@ -71,12 +69,11 @@ class Recorder(Listener):
         except BaseException:
             self._close(self._cut_off("crashed", tb.format_exc()))
             raise
-        self._close(result.to_json())
-        return result
+        missing = self._close(result.to_json())
+        return dataclasses.replace(result, error=missing) if missing else result
 
     def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
-        self._begun()
-        folder = self._place.folder if self._place else None
+        folder = self._folder
         match kind:
             case "events" if folder:
                 for event in data["events"]:
@@ -100,43 +97,34 @@ class Recorder(Listener):
 
     def tick(self, statuses: Sequence[Status]) -> None:
         self._statuses = statuses[: self._about.plan.workers]  # servers have no progress of their own
-        if any(status.step for status in self._statuses):
-            self._begun()
+        if self._folder and any(status.step for status in self._statuses):
+            self._folder.start()  # now the record may take the place of another
         self._display.update(self._statuses)
 
     def failed(self, failure: RankFailed) -> None:
         self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
 
-    def _begun(self) -> None:
-        """Training has begun: now the record may take the place of another."""
-        if self._place and not self._place.folder:
-            with self._lock:
-                self._place.open()
-
     def _metric_key(self) -> str:
         return f"test_{self._about.task.metric_name}"
 
-    def _close(self, record: dict[str, Any]) -> None:
+    def _close(self, record: dict[str, Any]) -> str | None:
+        """Write the record; returns one line on what could not be written, if anything."""
         if self._closed:
-            return
+            return None
         self._closed = True
         self._display.end(record)
-        if self._place:
-            if self._place.folder:
-                self._place.folder.finish(record)
-            self._place.close()
+        return self._folder.finish(record) if self._folder else None
 
     def _finished(self, everyone: list[dict[str, Any]]) -> Result:
-        self._begun()
         workers = self._about.plan.workers
         reports, servers = everyone[:workers], everyone[workers:]
         first = reports[0]
         histogram: Counter[int] = Counter()
         for report in servers or reports:  # where there are servers, updates happen there
             histogram.update({int(k): v for k, v in report["staleness"].items()})
-        if self._place and (dropped := sum(r["dropped_events"] for r in everyone)):
+        if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             why = f"trace={self._about.plan.trace}"
-            self._place.open().event(-1, {"event": "not-logged", "count": dropped, "why": why})
+            self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
         simulated = self._about.virtual_time
         return Result(
             **self._known(_curve_of(reports)),
@@ -197,7 +185,7 @@ class Recorder(Listener):
             time_to_target=next(reached, None),
             curve=curve,
             versions=versions(),
-            out=str(self._place.path) if self._place else None,
+            out=str(self._folder.path) if self._folder else None,
         )
 
     def _state(self) -> dict[str, Tensor]:

@@ -19,12 +19,13 @@ from hocket.core.replica import Replica
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
 from hocket.engines.catalogue import Engine, Program, engine
+from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
 from hocket.run.loading import find_name, load_task
 from hocket.run.past import read_curve, step_of
-from hocket.run.place import Place
+from hocket.run.place import check_name
 from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
 from hocket.run.resolve import resolve, settled
@@ -67,14 +68,20 @@ class Training:
                 self.task.target if self.spec.target is None else self.spec.target,
                 read_curve(out, resumed_at) if out and resumed_at is not None else [],
             )
-            toml = self.spec.to_toml()
-            place = Place(out, toml, force=force, resumed_at=resumed_at) if out and self.is_root else None
-            recorder = Recorder(about, place, display if display and self.is_root else Silent())
+            folder = self._folder(out, force, resumed_at) if out and self.is_root else None
+            recorder = Recorder(about, folder, display if display and self.is_root else Silent())
             ranks = self.plan.workers + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":
                 raise KeyboardInterrupt
             return result
+
+    def _folder(self, out: Path, force: bool, resumed_at: int | None) -> RunFolder:
+        check_name(out)
+        folder = RunFolder(out, self.spec.to_toml(), force=force, resumed=resumed_at is not None)
+        if resumed_at is not None:
+            folder.rewind(resumed_at)
+        return folder
 
     def _main(self) -> Callable[[Rank], Any]:
         if self.engine.starts_processes():
