@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-from hocket.drivers.serve import serve
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -16,8 +15,10 @@ from hocket.core.comm import ANY, Rank
 from hocket.core.errors import UserError
 from hocket.core.message import Message
 from hocket.core.replica import Gradient, Replica
+from hocket.core.state import Kept
+from hocket.core.weight import Weight
 from hocket.core.worker import Worker
-from hocket.drivers.own_loop import Loop
+from hocket.drivers.own_loop import run_rank
 from hocket.drivers.team import join
 from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
@@ -58,20 +59,30 @@ def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float] | None:
     servers = strategy.make(wanted.strategy).server_ranks()
     train, test = task.load()
     plan = resolve(dataclasses.replace(wanted, workers=rank.comm.size - servers), task, len(train))
-    group = rank.comm
-    if servers:
-        is_server = rank.comm.rank >= plan.workers
-        group = rank.comm.split(is_server)
-        if is_server:
-            serve(rank, group, plan, task, 1)
-            return None
-    loop = Loop(rank, group, plan, task, train, test)
-    loop.run()
-    return loop._model.replica.tolist()
+    made: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        assert callable(task.model)
+        made.append(task.model())
+        return made[-1]
+
+    run_rank(rank, plan, dataclasses.replace(task, model=model), train, test)
+    if rank.comm.rank >= plan.workers:
+        return None
+    tensors = [*made[-1].parameters(), *(b for b in made[-1].buffers() if b.is_floating_point())]
+    return torch.cat([t.detach().reshape(-1) for t in tensors]).tolist()
 
 
-def own_loop(rank: Rank, name: str) -> list[float]:
-    """The same training as `trained(TINY)`, written as a user would."""
+def own_loop(rank: Rank, name: str) -> list[float] | None:
+    """The same training as `trained(TINY)`; None on a server, whose script ends inside it."""
+    try:
+        return users_loop(name)
+    except SystemExit:
+        return None
+
+
+def users_loop(name: str) -> list[float]:
+    """As a user would write it."""
     x, y = tiny_data()
     with join(strategy=name, seed=3) as team:
         model = TINY.build_model(seed=3 if team.rank == 0 else 99)  # prepare gives everyone rank 0's weights
@@ -84,10 +95,6 @@ def own_loop(rank: Rank, name: str) -> list[float]:
                 F.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
-
-
-def has_servers(name: str) -> bool:
-    return strategy.make(name).server_ranks() > 0
 
 
 def usable(name: str, ranks: int) -> bool:
@@ -166,16 +173,17 @@ def mixing_facts(rank: Rank, pairwise: bool) -> dict[str, list[float]]:
     for text in [f"gossip:kind={k}" for k in ("dpsgd", "sgp", "push", "pull")] + ["gossip:graph=exponential"]:
         model = Replica(nn.Linear(1, 1, bias=False))
         optimizer = torch.optim.SGD(model.parameters, lr=0.0)
-        worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
+        kept = Kept()
+        worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step, kept=kept)
         model.x.fill_(float(me))
         steps = strategy.make(text).worker(worker)
         next(steps)
         weights = []
         for _ in range(40):
             worker.step += 1
-            steps.send(Gradient(model.gradient, 1))
+            steps.send(Gradient(model.g, Weight(1, n)))
             if text == "gossip:kind=sgp":
-                weights.append(steps.gi_yieldfrom.gi_frame.f_locals["weight"].item())  # type: ignore[attr-defined]
+                weights.append(kept.values["weight"].item())
         found[text] = model.x.tolist()
         if weights:
             found["weights"] = weights
@@ -187,6 +195,7 @@ def mixing_facts(rank: Rank, pairwise: bool) -> dict[str, list[float]]:
 
 def mixed_pairwise(rank: Rank) -> list[float]:
     """AD-PSGD without gradients: this replica before the farewell, and the mean of all."""
+    n = rank.comm.size
     model = Replica(nn.Linear(1, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters, lr=0.0)
     worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
@@ -196,7 +205,7 @@ def mixed_pairwise(rank: Rank) -> list[float]:
     for _ in range(200):
         worker.step += 1
         rank.clock.charge(1.0)
-        steps.send(Gradient(model.gradient, 1))
+        steps.send(Gradient(model.g, Weight(1, n)))
     own = model.x.item()
     try:
         steps.send(None)
@@ -250,8 +259,7 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     for name in strategy:
         if usable(name, n):
             found[f"fit/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3))
-            if not has_servers(name):
-                found[f"own/{name}"] = own_loop(rank, name)
+            found[f"own/{name}"] = own_loop(rank, name)
             if n == 1:
                 found[f"momentum/{name}"] = trained(rank, TINY, spec(n, strategy=name, seed=3, momentum=0.9))
             found[f"norm/{name}"] = trained(rank, NORM, spec(n, strategy=name, seed=3, steps=20))

@@ -11,7 +11,8 @@ from torch import nn
 import hocket
 from hocket.core.comm import Rank
 from hocket.core.replica import Gradient, Replica
-from hocket.core.serving import Server
+from hocket.core.serving import Frame, Server
+from hocket.core.weight import Weight
 from hocket.core.worker import Worker
 from hocket.engines.catalogue import Listener, engine
 from hocket.strategies import strategy
@@ -23,7 +24,13 @@ def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
     if rank.comm.rank == workers:
         group, x = rank.comm.split(1), torch.zeros(1)
         assert group.size == 1
-        chosen.server(Server(rank.comm, rank.clock, workers, x, torch.zeros(1), lambda: None, lambda *_, **__: None))
+        optimizer = torch.optim.SGD([nn.Parameter(x)], lr=0.0)
+        frame = Frame(show=lambda worker: None, save=lambda: None, load=lambda packed: None)
+
+        def log(event: str, **fields: Any) -> None:
+            pass
+
+        chosen.server(Server(rank.comm, rank.clock, workers, x, x, optimizer, optimizer.step, log, frame))
         return x.item()
     model = Replica(nn.Linear(1, 1, bias=False))
     model.x.fill_(rank.comm.rank + 1.0)
@@ -33,7 +40,7 @@ def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
     next(steps)
     for _ in range(rounds):
         worker.step += 1
-        steps.send(Gradient(model.gradient, 1))
+        steps.send(Gradient(model.g, Weight(1, workers)))
     x = model.x.item()
     try:
         steps.send(None)

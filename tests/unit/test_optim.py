@@ -16,7 +16,7 @@ from hocket import optim
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.drivers.plan import Plan
-from hocket.drivers.schedule import Rate
+from hocket.drivers.schedule import Schedule
 from hocket.optim.large_batch import LAMB, LARS
 from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
@@ -120,22 +120,22 @@ def plan(**settings: Any) -> Plan:
 def test_linear_scaling_and_warm_up() -> None:
     flat = Replica(model())
     optimizer = optim.make("sgd", flat, 0.1, 0.0)
-    rate = Rate(plan(workers=4, lr=0.1, scale_lr=True, warmup=2), optimizer, steps_per_epoch=5)
+    rate = Schedule(plan(workers=4, lr=0.1, scale_lr=True, warmup=2), optimizer, steps_per_epoch=5)
     seen = []
     for step in range(1, 14):
         rate.set(step)
         seen.append(optimizer.param_groups[0]["lr"])
     assert seen[:10] == pytest.approx([0.1 + 0.03 * step for step in range(1, 11)])
     assert seen[10:] == pytest.approx([0.4] * 3)
-    Rate(plan(workers=4, lr=0.1, scale_lr=True), optimizer, 5)
+    Schedule(plan(workers=4, lr=0.1, scale_lr=True), optimizer, 5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
-    Rate(plan(workers=4, lr=0.1), optimizer, 5)
+    Schedule(plan(workers=4, lr=0.1), optimizer, 5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
 def test_the_rate_decays_from_epoch_to_epoch() -> None:
     optimizer = optim.make("sgd", Replica(model()), 0.1, 0.0)
-    rate = Rate(plan(workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
+    rate = Schedule(plan(workers=1, lr=0.1, lr_decay=0.5), optimizer, steps_per_epoch=3)
     assert [rate.at(step) for step in range(1, 8)] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025])
 
 

@@ -22,8 +22,8 @@ from hocket.engines.sim import Sim
 
 BATCH, STEPS, COMPUTE_S, LATENCY_S, BYTE_S = 4, 3, 0.002, 0.0005, 1e-3
 NETWORK = dict(latency="500us", bandwidth="1KB")
-VECTOR = 4 * (PARAMETERS + 1)
-"""Bytes of an all-reduce: the gradient, and the weight that travels with it."""
+VECTOR = 4 * PARAMETERS
+"""Bytes of an all-reduce: the gradient alone, as all know how many samples a step has."""
 
 
 def all_reduce_s(workers: int, nbytes: int = VECTOR) -> float:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hocket.core.errors import UserError
+from hocket.core.means import side_by_side
 from hocket.core.replica import Replica
 
 
@@ -54,11 +55,10 @@ def test_gradients_are_views_of_g_with_one_spare_element() -> None:
     model, flat = made()
     backward(model)
     assert torch.equal(flat.g, reference_gradient())
-    spared = flat.gradient
-    assert spared.buffer.numel() == flat.x.numel() + 1
-    spared.weight.fill_(5)
+    assert flat.g.untyped_storage().nbytes() == 4 * (flat.x.numel() + 1)
+    flat.gradient_count.fill_(5)
     assert torch.equal(flat.g, reference_gradient()), "the weight is behind the gradient"
-    spared.buffer.fill_(3)
+    flat.g.fill_(3)
     assert all((p.grad == 3).all() for p in model.parameters())
 
 
@@ -74,12 +74,13 @@ def test_layout_names_and_shapes() -> None:
 
 def test_buffers_belong_to_the_replica_and_not_to_x() -> None:
     model, flat = made()
-    assert flat.replica.numel() == flat.x.numel() + 8 and flat.block.buffer.numel() == flat.replica.numel() + 1
+    assert flat.values.numel() == flat.x.numel() + 8
+    assert side_by_side([flat.x, flat.buffers, flat.count])[0].numel() == flat.values.numel() + 1
     backward(model)
     norm = model[1]
     assert torch.equal(flat.replica[-8:], torch.cat([norm.running_mean, norm.running_var]))
     assert norm.running_mean.abs().sum() > 0
-    flat.buffers.values.fill_(7)
+    flat.buffers.fill_(7)
     assert (norm.running_mean == 7).all() and (norm.running_var == 7).all()
     assert [t.tolist() for t in flat.rest()] == [1], "the count of batches, an integer, is outside"
 

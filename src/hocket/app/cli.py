@@ -160,6 +160,14 @@ def train(
         from hocket.app.summary import summary
 
         summary(result)
+    _mind(result.error)
+
+
+def _mind(error: str | None) -> None:
+    """Training went well, but its record did not."""
+    if error:
+        _say(error)
+        raise typer.Exit(1)
 
 
 def _short(task: str) -> str:
@@ -184,6 +192,7 @@ def resume(
         result = resume_run(run, pairs(words or [], "a change"), display)
     if not as_json and launched_rank() == 0:
         summary(result)
+    _mind(result.error)
 
 
 @app.command()
