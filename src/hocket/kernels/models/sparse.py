@@ -95,14 +95,20 @@ def score_rows(x: Floats, data: SparseData, order: Integers, begin: int, end: in
 
 @kernel
 def descend_rows(
-    x: Floats, data: SparseData, order: Integers, begin: int, end: int, work: SparseWork, step: np.float32
+    x: Floats,
+    data: SparseData,
+    order: Integers,
+    begin: int,
+    end: int,
+    slopes: Floats,
+    chosen: Integers,
+    step: np.float32,
 ) -> None:
     """x -= step times the gradient of the rows from `begin` to `end` of the order, and of the penalty that they pay.
 
-    A penalty may bring a weight to 0, but never beyond.
+    A penalty may bring a weight to 0, but never beyond. `chosen` is scratch.
     """
     firsts, lengths, groups, _, decay, _ = data
-    slopes, chosen, _ = work
     total = np.float32(0)
     count = 0
     for at in range(begin, end):  # the rows with a slope are listed first: a branch would be mispredicted for many
@@ -192,7 +198,8 @@ def sparse_loop(
             if to == NO_ROW:
                 return made, BROKEN_LOCK
             rate = np.float32(lr / n * factor(control, worker, staleness(control, worker)))
-            descend_rows(rows[to], data, order, begin, end, work, rate)
+            # Not `work` as a whole: a call passes all parts of a tuple, which would take 2 % of the loop
+            descend_rows(rows[to], data, order, begin, end, work.slopes, work.chosen, rate)
             status = close_write(control, worker, to)
         if status == BROKEN:
             return made, BROKEN_LOCK
