@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -72,13 +73,31 @@ def works(rank: Rank, argument: dict[str, Any]) -> list[int]:
         rank.status.step = step
         rank.comm.all_reduce(total.fill_(step))
         time.sleep(0.001 * rank.comm.rank)
-        if rank.brake.stops_after(step):
+        if rank.brake.pauses_after(step):
             return [step, int(total)]
 
 
-def ignores_the_brake(rank: Rank, argument: dict[str, Any]) -> None:
+def gets_stuck(rank: Rank, argument: dict[str, Any]) -> None:
+    """Takes some steps, and never another one."""
+    for step in range(argument["steps"]):
+        rank.brake.pauses_after(step)
     rank.tell("began", {}, b"")
     threading.Event().wait(300)
+
+
+def collects(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
+    """Collectives on tensors that do not lie in one piece, as those on a GPU do not lie in main memory."""
+    n = rank.comm.size
+
+    def apart(*values: float) -> torch.Tensor:
+        return torch.tensor([values, values], dtype=torch.float32).t()[:, 0]
+
+    mean, root, pieces, everyone = apart(*range(n)), apart(rank.comm.rank), apart(0.0), apart(*[0.0] * n)
+    rank.comm.all_reduce(mean.add_(rank.comm.rank), "mean")
+    rank.comm.broadcast(root, 1)
+    rank.comm.reduce_scatter(pieces, apart(*range(n)))
+    rank.comm.all_gather(everyone, apart(float(rank.comm.rank)))
+    return [mean.tolist(), root.tolist(), pieces.tolist(), everyone.tolist()]
 
 
 def falls_silent(rank: Rank, argument: dict[str, Any]) -> None:
@@ -199,5 +218,6 @@ def listens(rank: Rank, argument: dict[str, Any]) -> None:
 
 def stays(rank: Rank, argument: dict[str, Any]) -> None:
     rank.comm.barrier()
-    print("here", flush=True)
+    sys.stdout.write("here\n")  # in one piece: a launcher mixes what ranks write
+    sys.stdout.flush()
     time.sleep(100)

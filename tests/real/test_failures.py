@@ -194,16 +194,24 @@ def test_every_counter_begins_at_0(name: str) -> None:
         assert sum(starts[-1]) == 15
 
 
+@pytest.mark.parametrize("name", PROCESSES)
+def test_collectives_take_tensors_that_must_be_copied_first(name: str) -> None:
+    means, sums = [1.0, 2.0, 3.0], [0.0, 3.0, 6.0]
+    assert run(name, "collects") == [[means, [1.0], [sums[r]], [0.0, 1.0, 2.0]] for r in range(3)]
+
+
 class Interrupt(Listener):
     """Presses Ctrl-C once all ranks have begun, and again after some seconds."""
 
     def __init__(self, ranks: int, again: float | None = None) -> None:
         self.missing, self.again = ranks, again
+        self.pressed = 0.0
 
     def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
         if kind == "began":
             self.missing -= 1
             if not self.missing:
+                self.pressed = time.monotonic() + 0.5
                 for after in (0.5, *([self.again] if self.again else [])):
                     threading.Timer(after, os.kill, [os.getpid(), signal.SIGINT]).start()
 
@@ -219,14 +227,23 @@ def test_ranks_that_are_interrupted_stop_after_the_same_step(name: str) -> None:
 def test_a_second_interrupt_ends_a_run_that_does_not_stop() -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        engine.make("mpi").run(Program("misbehave:ignores_the_brake"), 2, Interrupt(2, again=1.5))
+        engine.make("mpi").run(Program("misbehave:gets_stuck", {"steps": 5}), 2, Interrupt(2, again=1.5))
     assert time.monotonic() - began < 30
 
 
 def test_a_run_that_does_not_stop_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "STOP_S", 1.0)
+    monkeypatch.setattr(supervisor, "STOP_S", 2.0)
+    listener = Interrupt(2)
     with pytest.raises(KeyboardInterrupt):
-        engine.make("mpi").run(Program("misbehave:ignores_the_brake"), 2, Interrupt(2))
+        engine.make("mpi").run(Program("misbehave:gets_stuck", {"steps": 5}), 2, listener)
+    assert 1.5 < time.monotonic() - listener.pressed < 5
+
+
+def test_a_program_that_never_asks_whether_to_stop_is_ended_at_once() -> None:
+    listener = Interrupt(2)
+    with pytest.raises(KeyboardInterrupt):
+        engine.make("mpi").run(Program("misbehave:gets_stuck", {"steps": 0}), 2, listener)
+    assert time.monotonic() - listener.pressed < 3
 
 
 def test_an_interrupt_before_the_run_has_begun_ends_it_at_once() -> None:

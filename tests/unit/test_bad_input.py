@@ -11,7 +11,8 @@ import pytest
 
 from hocket.app import cli
 from hocket.core.errors import UserError
-from hocket.run.place import Place, new_folder
+from hocket.measure.folder import RunFolder
+from hocket.run.place import new_folder
 from hocket.tasks import mnist
 
 FILES = {
@@ -411,11 +412,11 @@ def test_force_destroys_nothing_before_the_new_run_has_begun(
 
 
 def test_two_runs_do_not_share_a_folder() -> None:
-    first = Place(Path("run"), "")
-    with pytest.raises(UserError, match="another run is writing to run"):
-        Place(Path("run"), "", force=True)
-    first.close()
-    Place(Path("run"), "", force=True).close()
+    first = RunFolder(Path("run"), "")
+    with pytest.raises(UserError, match="a run is going on in run"):
+        RunFolder(Path("run"), "", force=True)
+    first.finish({})
+    RunFolder(Path("run"), "", force=True).finish({})
 
 
 def test_many_runs_at_once_get_folders_of_their_own() -> None:

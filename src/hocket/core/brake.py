@@ -54,6 +54,10 @@ class Brake:
             self._changed.wait_for(lambda: self._pause_after is not None, PATIENCE_S)
             return self._pause_after is not None and step >= self._pause_after
 
+    def passed(self, step: int) -> None:
+        """For workers that do not keep in step, and look at `purpose` themselves: they are under way."""
+        self._step = step
+
     def release(self) -> None:
         """The pause is over."""
         with self._changed:

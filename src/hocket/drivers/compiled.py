@@ -72,6 +72,7 @@ class CompiledWorkers:
             for name, vector in self._thread.kept().items():
                 session.worker.keep(name, vector)
             course.rank.brake.on_stop = self._shared.stop
+            course.rank.brake.passed(1)
             saved = course.begin(schedule)
             self._train(*(saved["at"] if saved else (0, 0)))
             session.end()

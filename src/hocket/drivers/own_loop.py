@@ -163,6 +163,7 @@ class FromPool:
                 self._hear()
             yield ticket
             pool.spend()
+            course.rank.brake.passed(course.session.worker.step)
             course.mind_the_clock()
 
     def _look(self, step: int) -> None:

@@ -39,8 +39,8 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def descendants() -> set[int]:
-    """Every process below this one."""
+def descendants(leaves: bool = False) -> set[int]:
+    """Every process below this one, or only those that have none below themselves."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -56,7 +56,7 @@ def descendants() -> set[int]:
     while todo:
         todo = {pid for pid, parent in parents.items() if parent in todo} - found
         found |= todo
-    return found
+    return found - set(parents.values()) if leaves else found
 
 
 class Segments:
@@ -171,17 +171,21 @@ class Guard:
     def end(self) -> None:
         """Leave nothing behind."""
         if self._launcher and self._running:
-            for pid in self._running:
-                os.kill(pid, signal.SIGTERM)
+            # It cleans up here and on other machines, once it sees that its ranks have ended.
+            _signal(set(self._running), signal.SIGTERM)
+            self._kill(descendants(leaves=True))
             self._wait(_TERM_S)
         until = time.monotonic() + _KILL_S
         while (left := descendants()) and time.monotonic() < until:
-            _signal(left, signal.SIGSTOP)  # what stands still makes no more files or processes
-            self._segments.search(left)
-            _signal(left, signal.SIGKILL)
+            self._kill(left)
             self._wait(_TICK_S)
         self._reap()
         self._segments.remove()
+
+    def _kill(self, pids: set[int]) -> None:
+        _signal(pids, signal.SIGSTOP)  # what stands still makes no more files or processes
+        self._segments.search(pids)
+        _signal(pids, signal.SIGKILL)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

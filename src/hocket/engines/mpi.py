@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
@@ -27,6 +26,7 @@ from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
 from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment
@@ -262,13 +262,13 @@ class MpiComm:
         return status.source, Message.unpack(block)
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
-        host = _on_host(x)
+        host = on_host(x)
         request = self._comm.Iallreduce(self._MPI.IN_PLACE, host.numpy(), self._ops[op])
 
         def finish() -> None:
             self._finish(request, "all_reduce")
             _mean(host, op, self.size)
-            _back(x, host)
+            give_back(x, host)
 
         return Deferred(finish)
 
@@ -276,21 +276,21 @@ class MpiComm:
         self.iall_reduce(x, op).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
-        host, given = _on_host(out), _on_host(x)
+        host, given = on_host(out), on_host(x)
         request = self._comm.Ireduce_scatter_block(given.numpy(), host.numpy(), self._ops[op])
         self._finish(request, "reduce_scatter")
         _mean(host, op, self.size)
-        _back(out, host)
+        give_back(out, host)
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
-        host, given = _on_host(out), _on_host(x)
+        host, given = on_host(out), on_host(x)
         self._finish(self._comm.Iallgather(given.numpy(), host.numpy()), "all_gather")
-        _back(out, host)
+        give_back(out, host)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
-        host = _on_host(x)
+        host = on_host(x)
         self._finish(self._comm.Ibcast(host.numpy(), root), "broadcast")
-        _back(x, host)
+        give_back(x, host)
 
     def barrier(self) -> None:
         self._finish(self._comm.Ibarrier(), "barrier")
@@ -331,17 +331,6 @@ class MpiCounter:
         self._window.Unlock_all()
         self._barrier()  # MPI's own wait has no deadline; after this everyone is known to be here
         self._window.Free()
-
-
-def _on_host(x: Tensor) -> Tensor:
-    """The tensor in contiguous host memory: itself where it can be, else a copy."""
-    return x.detach() if x.device.type == "cpu" and x.is_contiguous() else x.detach().cpu().contiguous()
-
-
-def _back(x: Tensor, host: Tensor) -> None:
-    if x.data_ptr() != host.data_ptr():
-        with torch.no_grad():
-            x.copy_(host)
 
 
 def _mean(x: Tensor, op: Op, size: int) -> None:

@@ -160,6 +160,8 @@ class Supervisor:
                     watch.result(STOP_S)
                 except concurrent.futures.TimeoutError:
                     raise KeyboardInterrupt from None
+                if not self._failures and len(self._results) < len(self._statuses):
+                    raise
             finally:
                 self._leave.set()
 
@@ -289,9 +291,13 @@ class Supervisor:
 
     def _release(self) -> None:
         """When every rank has said how far it will go at most, let all go as far as the farthest, and pause there."""
-        if self._promises and self._promises.keys() | self._results.keys() >= set(range(len(self._statuses))):
-            for rank in self._promises:
-                self._control.tell(rank, "pause", {"step": max(self._promises.values())})
+        if not self._promises or self._promises.keys() | self._results.keys() < set(range(len(self._statuses))):
+            return
+        farthest = max(self._promises.values())
+        if farthest == 1:
+            self._leave.set()  # nobody has taken a step, or this program never asks whether to pause
+        for rank in self._promises:
+            self._control.tell(rank, "pause", {"step": farthest})
 
     def _process_ended(self, number: int, data: dict[str, Any]) -> None:
         status = data.get("status", 0)

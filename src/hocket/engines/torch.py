@@ -24,6 +24,7 @@ from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
 from hocket.engines.supervisor import LOOPBACK, Supervisor, rank_environment, start_limit
@@ -116,6 +117,7 @@ class TorchComm:
     def __init__(self, group: Any, deadline: float) -> None:
         self._group, self._deadline = group, deadline
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._nccl = "nccl" in str(dist.get_backend_config(group))
         self._sending: defaultdict[int, deque[tuple[Any, Tensor]]] = defaultdict(deque)
 
     def _wait(self, work: Any, operation: str, peers: str, timeout: float | None = None) -> None:
@@ -173,13 +175,18 @@ class TorchComm:
         sender = dist.get_group_rank(self._group, world_source)
         return sender, Message.unpack(block.numpy())
 
+    def _carried(self, x: Tensor) -> Tensor:
+        """The tensor where this group can carry it: Gloo carries what is in main memory, NCCL what is on a GPU."""
+        return x.detach() if self._nccl and x.is_cuda else on_host(x)
+
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
-        work = dist.all_reduce(x.detach(), _OPS[op], self._group, async_op=True)
+        carried = self._carried(x)
+        work = dist.all_reduce(carried, _OPS[op], self._group, async_op=True)
 
         def finish() -> None:
             self._finish(work, "all_reduce")
-            if op == "mean":
-                x.detach().div_(self.size)
+            self._mean(carried, op)
+            give_back(x, carried)
 
         return Deferred(finish)
 
@@ -187,18 +194,25 @@ class TorchComm:
         self.iall_reduce(x, op).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
-        work = _reduce_scatter(out, x.detach(), _OPS[op], self._group, async_op=True)
+        carried = self._carried(out)
+        work = _reduce_scatter(carried, self._carried(x), _OPS[op], self._group, async_op=True)
         self._finish(work, "reduce_scatter")
-        if op == "mean":
-            out /= self.size
+        self._mean(carried, op)
+        give_back(out, carried)
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
-        work = _all_gather(out, x.detach(), self._group, async_op=True)
-        self._finish(work, "all_gather")
+        carried = self._carried(out)
+        self._finish(_all_gather(carried, self._carried(x), self._group, async_op=True), "all_gather")
+        give_back(out, carried)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
-        work = dist.broadcast(x.detach(), self._world(root), self._group, async_op=True)
-        self._finish(work, "broadcast")
+        carried = self._carried(x)
+        self._finish(dist.broadcast(carried, self._world(root), self._group, async_op=True), "broadcast")
+        give_back(x, carried)
+
+    def _mean(self, x: Tensor, op: Op) -> None:
+        if op == "mean":
+            x /= self.size
 
     def barrier(self) -> None:
         self._finish(dist.barrier(self._group, async_op=True), "barrier")
