@@ -115,13 +115,53 @@ def read(path: Path) -> Checkpoint:
 def check(path: Path, saved: dict[str, Any], here: dict[str, Any]) -> None:
     """Refuse a checkpoint of something else than what is trained here, in one line."""
     for name, what in (
-        ("strategy", "strategy"), ("servers", "number of servers"), ("workers", "number of workers"),
-        ("parameters", "number of parameters"), ("optimizer", "optimizer"),
-    ):  # fmt: skip
+        ("parameters", "number of parameters"),
+        ("strategy", "strategy"),
+        ("servers", "number of servers"),
+        ("optimizer", "optimizer"),
+    ):
         if saved.get(name) != here[name]:
-            raise UserError(
-                f"{path} has {what} {saved.get(name)}, this run {here[name]}; train with what it was saved with"
-            )
+            here_it_is = f"here it is {here[name]}; train with what was saved"
+            raise UserError(f"{path}: the checkpoint's {what} is {saved.get(name)}, {here_it_is}")
+
+
+def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoint:
+    """The checkpoint for as many workers as there are here.
+
+    Another number than was saved is possible where every worker had the same state, nobody had sent anything, and an
+    epoch had just ended: then each worker of any number can set out from it.
+    """
+    saved, workers, about = found.about["workers"], here["workers"], found.about
+    if saved == workers:
+        return found
+    first, *others = found.states
+    at_the_end = "steps_per_epoch" in about and about["step"] % about["steps_per_epoch"] == 0
+    alike = all(_alike(first[key], other[key]) for other in others for key in ("replica", "optimizer", "kept"))
+    shared = about["servers"] or any(state["mail"] or state["shared"] for state in found.states)
+    if shared or not at_the_end or not alike:
+        why = "their states differ" if at_the_end else "it was not the end of an epoch"
+        raise UserError(f"{path} was saved by {saved} workers, and {why}: it goes on with {saved}; use workers={saved}")
+    step = about["step"] // about["steps_per_epoch"] * here["steps_per_epoch"]
+    states = [found.states[r] if r < saved else _newcomer(first) for r in range(workers)]
+    driver = first["driver"] | {"judged": step}
+    return Checkpoint(about, [state | {"step": step, "driver": driver} for state in states])
+
+
+def _newcomer(state: dict[str, Any]) -> dict[str, Any]:
+    """A worker that joins with the state of another has no history, and draws numbers of its own."""
+    nothing = {"bytes_sent": 0, "messages": 0, "communication_s": 0.0, "waiting_s": 0.0}
+    common = {"common": state["random"]["common"]}
+    return state | {"totals": nothing, "samples": 0, "staleness": {}, "random": common}
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_alike(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, type(a)) and len(a) == len(b) and all(map(_alike, a, b))
+    return bool(a == b)
 
 
 def write(path: Path, content: bytes) -> None:

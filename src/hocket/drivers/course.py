@@ -15,7 +15,7 @@ from hocket.core.replica import Gradient, Part
 from hocket.core.seeds import stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
-from hocket.drivers.checkpoint import check, pack, read
+from hocket.drivers.checkpoint import Checkpoint, check, for_workers, pack, read
 from hocket.drivers.gradients import Gradients, Ready
 from hocket.drivers.judge import Judge
 from hocket.drivers.ledger import Ledger
@@ -68,10 +68,7 @@ class Course:
     def _go_on(self) -> dict[str, Any]:
         """Load the checkpoint that the run goes on from."""
         session = self.session
-        found = read(Path(self.plan.resume)) if self.rank.comm.rank == 0 else None
-        if found is not None:
-            check(Path(self.plan.resume), found.about, self._about(0))
-        saved = session.load(found)
+        saved = session.load(self._read() if self.rank.comm.rank == 0 else None)
         driver: dict[str, Any] = saved["driver"]
         with self.clock.paused():
             session.group.barrier()
@@ -82,6 +79,15 @@ class Course:
             session.group.barrier()
             self.clock.line_up()
         return driver
+
+    def _read(self) -> Checkpoint:
+        path, here = Path(self.plan.resume), self._about(0)
+        found = read(path)
+        check(path, found.about, here)
+        if found.about["workers"] != here["workers"]:
+            note = f"{path.name} was saved by {found.about['workers']} workers; {here['workers']} go on, all alike"
+            self.rank.tell("note", {"line": note}, b"")
+        return for_workers(path, found, here)
 
     def train_on(self, epoch: int, step: int, share: int) -> None:
         """One gradient on this share of a step of an epoch, and what the strategy makes of it."""
@@ -196,8 +202,8 @@ class Course:
     def _about(self, step: int) -> dict[str, Any]:
         plan = self.plan
         names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
-        parameters = self.gradients.replica.x.numel()
-        return {name: getattr(plan, name) for name in names} | {"step": step, "parameters": parameters}
+        known = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": self.gradients.replica.x.numel()}
+        return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:
         state = {"began_s": self.began_s, "real_s": self._real.now(), "curve": self.judge.curve}

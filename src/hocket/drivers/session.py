@@ -242,7 +242,8 @@ class Session:
         worker, random = self.worker, state["random"]
         worker.step = state["step"]
         refill(worker.staleness, state["staleness"])
-        refill(worker.rng, random["own"])
+        if "own" in random:  # who joins later draws numbers of its own
+            refill(worker.rng, random["own"])
         refill(worker.common_rng, random["common"])
         self._mail.load_state(moved(state["mail"], self._device))
         if state["shared"]:
@@ -251,7 +252,8 @@ class Session:
     def load_random(self, state: dict[str, Any]) -> None:
         """Set torch's own generators, and the clock, to where they were: the last thing before training goes on."""
         random = state["random"]
-        torch.set_rng_state(random["torch"])
+        if "torch" in random:
+            torch.set_rng_state(random["torch"])
         if "cuda" in random and self._device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], self._device)
         self.rank.clock.restore(state["clock"])

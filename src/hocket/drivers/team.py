@@ -215,9 +215,11 @@ class Team:
         Objects in `more` get the state that was saved under their name. Returns the plain values that were saved.
         """
         session = self._prepared("load")
-        found = checkpoint.read(Path(path)) if self.rank == 0 else None
-        if found is not None:
+        found = None
+        if self.rank == 0:
+            found = checkpoint.read(Path(path))
             checkpoint.check(Path(path), found.about, self._about(session))
+            found = checkpoint.for_workers(Path(path), found, self._about(session))
         state = session.load(found)
         session.load_random(state)
         driver = state["driver"]
