@@ -122,7 +122,7 @@ def decode(value: Any, tensors: Tensors) -> Any:
         case list():
             return [decode(v, tensors) for v in value]
         case {"tensor": name}:
-            return tensors[name]
+            return tensors[name].clone()  # what was alike was written once, and shall not be one from now on
         case {"message": kind, "ints": ints, "tensors": parts}:
             return Message(kind, tuple(ints), tuple(decode(t, tensors) for t in parts))
         case {"weight": [samples, of_all]}:
