@@ -122,7 +122,8 @@ def parts(vector: Tensor, servers: int) -> Sequence[Tensor]:
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> Tensor:
     """All numbers that a scheduler may change, in a fixed order."""
-    found = [number for group in optimizer.param_groups for name in sorted(group) for number in _numbers(group[name])]
+    groups, names = optimizer.param_groups, sorted(optimizer.defaults)  # schedulers put more into a group
+    found = [number for group in groups for name in names for number in _numbers(group[name])]
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -130,7 +131,7 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, values: Tensor) -> Non
     """Give an optimizer of the same kind the numbers that another one has."""
     left = iter(values.tolist())
     for group in optimizer.param_groups:
-        for name in sorted(group):
+        for name in sorted(optimizer.defaults):
             old = group[name]
             new = [next(left) for _ in _numbers(old)]
             if new:
