@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test test-slow check format clean
 
 install: $(STAMP)
 
@@ -17,6 +17,9 @@ demo: install
 
 test: install
 	$(VENV)/bin/python -m pytest
+
+test-slow: install
+	$(VENV)/bin/python -m pytest -m slow
 
 check: install
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,133 @@
+"""The command `hocket` in processes of its own, and all that belongs to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+HOCKET = [sys.executable, "-m", "hocket"]
+TASKS = Path(__file__).parent / "saving.py"
+
+
+class Command:
+    """A command in a session of its own. Its processes are known by a mark in their environment."""
+
+    def __init__(self, *argv: str | Path, **env: str) -> None:
+        self.mark = f"HOCKET_TEST_COMMAND={time.monotonic_ns()}"
+        self.process = subprocess.Popen(
+            [str(word) for word in argv],
+            env=os.environ | env | dict([self.mark.split("=")]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def pids(self) -> set[int]:
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                    if not dead and self.mark.encode() in (entry / "environ").read_bytes():
+                        found.add(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def segments(self) -> set[Path]:
+        """The files in /dev/shm that its processes have mapped."""
+        found = set()
+        for pid in self.pids():
+            try:
+                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            except OSError:
+                continue
+            names = (line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line)
+            found |= {Path(name) for name in names if not name.endswith("(deleted)")}
+        return found
+
+    def until(self, holds: Callable[[], object], limit_s: float = 90) -> bool:
+        """Wait for something; False if the command has ended before."""
+        limit = time.monotonic() + limit_s
+        while not holds():
+            if self.process.poll() is not None:
+                return False
+            assert time.monotonic() < limit
+            time.sleep(0.002)
+        return True
+
+    def end(self, limit_s: float = 120) -> tuple[int, str]:
+        """Its exit status, and what it said; nothing of it may be left."""
+        try:
+            _, said = self.process.communicate(timeout=limit_s)
+        finally:
+            self.kill()
+        return self.process.returncode, said
+
+    def kill(self) -> None:
+        """End all of it at once."""
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+
+    def gone(self, limit_s: float = 5) -> bool:
+        """Whether all of it ends by itself soon."""
+        limit = time.monotonic() + limit_s
+        while self.pids() and time.monotonic() < limit:
+            time.sleep(0.01)
+        return not self.pids()
+
+
+def hocket(*args: str | Path) -> Command:
+    return Command(*HOCKET, *args)
+
+
+def train(task: str, text: str, engine: str, out: Path, *more: str) -> Command:
+    """Start a run of one of the tasks in saving.py."""
+    where = ["--engine", engine, "-n", "2", "--seed", "5", "--out", str(out)]
+    return hocket("train", f"{TASKS}:{task}", "-s", text, *where, *more)
+
+
+def finish(command: Command) -> None:
+    status, said = command.end()
+    assert status == 0, said
+
+
+def result(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "result.json").read_text())
+    return found
+
+
+def samples(out: Path) -> int:
+    """What the workers have trained on, all together."""
+    return sum(worker["samples"] for worker in result(out)["per_worker"])
+
+
+def model(out: Path) -> dict[str, list[Any]]:
+    return {name: tensor.tolist() for name, tensor in load_file(out / "model.safetensors").items()}
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "checkpoints").glob("step-*.safetensors"))
+
+
+def points(out: Path) -> int:
+    """How many times the run has looked at its model so far."""
+    try:
+        return (out / "curve.csv").read_text().count("\n") - 1
+    except OSError:
+        return 0

@@ -1,0 +1,118 @@
+"""Runs that are killed at any moment go on. 5 kills in about 40 s by default, 30 in `slow` tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+import saving
+
+import hocket
+from hocket.drivers import checkpoint
+
+EPOCHS = 30
+
+
+@cache
+def undisturbed(text: str) -> dict[str, list[Any]]:
+    """With two workers there is one order to add in, so every engine finds the same model."""
+    found = hocket.fit(saving.large, strategy=text, engine="threads", workers=2, seed=5, progress=False)
+    return {name: tensor.tolist() for name, tensor in found.state.items()}
+
+
+def kill(run: commands.Command, out: Path, moment: str, rng: random.Random) -> bool:
+    """Kill a run once it is there; False if it has ended before."""
+    before = commands.points(out)
+    match moment:
+        case "anywhere":
+            time.sleep(rng.uniform(0, 4))
+        case "training":
+            run.until(lambda: commands.points(out) > before)
+            time.sleep(rng.uniform(0, 0.3))
+        case "writing":
+            skip = rng.randrange(4)
+            run.until(lambda: commands.points(out) > before + skip and list(out.rglob("*.part")))
+    if run.process.poll() is not None:
+        return False
+    segments = run.segments()
+    if rng.random() < 0.5:  # what is in other sessions must follow
+        os.killpg(run.process.pid, signal.SIGKILL)
+        assert run.gone() and not [path for path in segments if path.exists()]
+    else:
+        run.kill()
+        for path in segments:
+            path.unlink(missing_ok=True)
+    run.process.wait()
+    return True
+
+
+def survive(folder: Path, text: str, moments: list[str], seed: int) -> None:
+    """Kill a run at each of these moments, and let it finish."""
+    rng = random.Random(seed)
+    number, inside = 0, 0
+    while moments:
+        number += 1
+        out = folder / str(number)
+        run = commands.train("large", text, "mpi", out, "--checkpoint-every", "1")
+        while moments and kill(run, out, moments[0], rng):
+            moments.pop(0)
+            inside += bool(list(out.rglob("*.part")))
+            for saved in commands.checkpoints(out):
+                assert checkpoint.read(saved).about["strategy"] == text
+            # it may have been killed before there was anything to go on from
+            again = [] if (out / "spec.toml").exists() else ["--force"]
+            run = (
+                commands.train("large", text, "mpi", out, "--checkpoint-every", "1", *again)
+                if again
+                else commands.hocket("resume", out)
+            )
+        commands.finish(run)
+        assert commands.model(out) == undisturbed(text)
+        assert commands.result(out)["verdict"] == "finished"
+        left = {path.name for path in out.iterdir()}
+        assert left == {"spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json", "checkpoints"}
+        assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".safetensors"] * 2
+        assert commands.points(out) == EPOCHS
+    print(f"{text}: killed {inside} times inside a write")
+    assert inside
+
+
+MOMENTS = ["writing", "anywhere", "training"]
+
+
+@pytest.mark.parametrize(("text", "moments"), [("allreduce", MOMENTS), ("server:mode=sync", ["writing", "training"])])
+def test_a_killed_run_ends_as_if_nothing_had_happened(tmp_path: Path, text: str, moments: list[str]) -> None:
+    survive(tmp_path, text, list(moments), seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("text", ["allreduce", "server:mode=sync"])
+def test_many_kills(tmp_path: Path, text: str) -> None:
+    survive(tmp_path, text, MOMENTS * 5, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("engine", "task", "text"),
+    [
+        ("threads", "slow", "server:mode=async"),
+        ("threads", "busy", "hogwild"),
+        ("mpi", "slow", "hogwild"),
+        ("torch", "slow", "server:mode=async"),
+    ],
+)
+def test_no_sample_is_lost_or_trained_on_twice(tmp_path: Path, engine: str, task: str, text: str) -> None:
+    """What was trained on after the last checkpoint is trained on again, from where that was."""
+    out = tmp_path / "run"
+    run = commands.train(task, text, engine, out, "--checkpoint-every", "1")
+    assert run.until(lambda: len(commands.checkpoints(out)) == 2)
+    run.kill()
+    commands.finish(commands.hocket("resume", out))
+    assert commands.samples(out) == {"slow": 20 * saving.SAMPLES, "busy": 60 * 20_000}[task]

@@ -1,0 +1,67 @@
+"""A run without a common pace stops at its target too. Takes about 15 s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.strategies import strategy
+
+TEXTS = [
+    "server:mode=async", "server:mode=ssp", "server:mode=dssp", "server:mode=async,servers=2", "elastic",
+    "elastic:every=3", "gossip:kind=adpsgd", "hogwild", "hogwild:every=3", "leashed", "mutex", "rwlock",
+]  # fmt: skip
+EPOCHS, TARGET = 60, 0.9
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(240, 5, generator=g)
+    return x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
+
+
+class Odd(nn.Module):
+    """A model that no compiled workers are known for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * 1.0
+        return out
+
+
+ODD = hocket.Task(model=Odd, data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05)
+DENSE = hocket.Task(model=lambda: nn.Sequential(nn.Linear(5, 3)), data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05)
+
+
+def stops(task: hocket.Task, text: str, engine: str, **settings: Any) -> None:
+    found = hocket.fit(
+        task, strategy=text, engine=engine, workers=3, target=TARGET, seed=2, progress=False, **settings
+    )
+    assert found.verdict == "reached-target"
+    assert 1 <= found.epochs < EPOCHS / 2
+    assert found.test_metric is not None and found.test_metric >= TARGET - 0.05
+    assert found.time_to_target is not None
+    assert sum(worker["samples"] for worker in found.per_worker) < EPOCHS / 2 * 240
+
+
+def test_these_are_all_that_have_none() -> None:
+    assert {name for name in strategy if not strategy.make(name).lockstep} <= {t.partition(":")[0] for t in TEXTS}
+    assert not any(strategy.make(text).lockstep for text in TEXTS)
+
+
+@pytest.mark.parametrize("engine", ["threads", "sim"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_at_the_target(engine: str, text: str) -> None:
+    stops(ODD, text, engine)
+
+
+@pytest.mark.parametrize("text", ["hogwild", "leashed", "mutex", "rwlock"])
+def test_compiled(text: str) -> None:
+    stops(DENSE, text, "threads")
