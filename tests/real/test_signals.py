@@ -16,7 +16,11 @@ import hocket
 from hocket.drivers import checkpoint
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
-RUNS = [(engine, "slow", text) for text in ("allreduce", "server:mode=async") for engine in ("threads", "sim", "mpi", "torch")]
+RUNS = [
+    (engine, "slow", text)
+    for text in ("allreduce", "server:mode=async")
+    for engine in ("threads", "sim", "mpi", "torch")
+]
 RUNS += [("threads", "busy", "hogwild")]
 EVERY = [
     pytest.param(*run, number, marks=() if i % 3 == j else pytest.mark.slow)
