@@ -397,7 +397,7 @@ OLD = ["train", "digits", "--engine", "threads", "--steps", "2", "--out", "old",
     ("args", "status"),
     [
         (["--mpiexec", "/nope", "--engine", "mpi"], 2),
-        (["--mpiexec", "./fails", "--engine", "mpi"], 1),
+        (["--mpiexec", "./fails", "--engine", "mpi"], 2),
         (["--batch", "5000"], 2),
     ],
 )
