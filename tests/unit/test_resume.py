@@ -22,7 +22,8 @@ def report(plan: Plan, curve: list[dict[str, Any]], verdict: str = "finished") -
     zero = dict.fromkeys(("seconds", "real_seconds", "samples", "compute", "communication", "waiting", "bytes_sent"), 0)
     return zero | dict(
         messages=0, steps=plan.steps, steps_done=plan.steps, epochs=1.0, staleness={}, time_to_loss={},
-        dropped_events=0, parameters=1, verdict=verdict, diverged_at_step=None, curve=curve, consensus_distance=None, epoch_losses={},
+        dropped_events=0, parameters=1, verdict=verdict, diverged_at_step=None, curve=curve, consensus_distance=None,
+        epoch_losses={},
     )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ def model() -> nn.Module:
 
 
 def task(count: int = 24, **settings: Any) -> hocket.Task:
-    return hocket.Task(model=model, data=(samples(count), samples(12)), **{"batch": 4, "epochs": 1} | settings)
+    chosen = {"model": model, "batch": 4, "epochs": 1} | settings
+    return hocket.Task(data=(samples(count), samples(12)), **chosen)
 
 
 def fit(made: hocket.Task, **settings: Any) -> hocket.Result:

@@ -93,8 +93,10 @@ class Rank:
     clock: Clock
     tell: Tell
     status: Status
+    offers: frozenset[str]
+    """What its engine can do for a strategy; see `Strategy.needs`."""
     brake: Brake = field(default_factory=Brake)
-    """Where the rank hears that the run shall end."""
+    """Where the rank hears that the run shall be saved, or end."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

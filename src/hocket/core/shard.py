@@ -16,7 +16,7 @@ class Shards:
     """
 
     def __init__(self, samples: int, workers: int, batch: int, seed: int) -> None:
-        self._samples, self._workers, self._batch, self._seed = samples, workers, batch, seed
+        self.samples, self._workers, self._batch, self._seed = samples, workers, batch, seed
         self.steps = -(-samples // (workers * batch))
         """Steps an epoch."""
 
@@ -26,11 +26,11 @@ class Shards:
 
     def step_samples(self, step: int) -> int:
         """Samples of all workers together in this step of an epoch."""
-        return min(self._workers * self._batch, self._samples - step * self._workers * self._batch)
+        return min(self._workers * self._batch, self.samples - step * self._workers * self._batch)
 
     def order(self, epoch: int) -> Tensor:
         """All samples, shuffled: the same for every worker."""
-        return _order(self._samples, self._seed, epoch)
+        return _order(self.samples, self._seed, epoch)
 
     def batch(self, epoch: int, step: int, share: int) -> Tensor:
         """The sample numbers of one worker's share of a step."""

@@ -143,7 +143,7 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
         raise UserError(f"{path} was saved by {saved} workers, and {why}: it goes on with {saved}; use workers={saved}")
     step = about["step"] // about["steps_per_epoch"] * here["steps_per_epoch"]
     states = [found.states[r] if r < saved else _newcomer(first) for r in range(workers)]
-    driver = first["driver"] | {"judged": step}
+    driver = first["driver"] | {"judged": step, "regrouped": True}
     return Checkpoint(about, [state | {"step": step, "driver": driver} for state in states])
 
 

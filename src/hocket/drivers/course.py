@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import RealClock
+from hocket.core.errors import CommError
 from hocket.core.replica import Gradient, Part
 from hocket.core.seeds import stream
 from hocket.core.shard import Shards
@@ -44,6 +45,8 @@ class Course:
         self.steps_done: Callable[[], int] = self._steps_done
         """Steps of this run so far, if all workers had taken equally many; all call it together."""
         self._by_the_clock = self.rank.comm.rank == 0 and math.isfinite(plan.checkpoint.seconds)
+        self._regrouped = False
+        """Whether the run goes on with other workers, who do not know how many samples those before them had."""
         self._gradient = Gradient(gradients.replica.g, Weight())
 
     def begin(self, schedule: Schedule) -> dict[str, Any] | None:
@@ -72,6 +75,7 @@ class Course:
         session = self.session
         saved = session.load(self._read() if self.rank.comm.rank == 0 else None)
         driver: dict[str, Any] = saved["driver"]
+        self._regrouped = driver.get("regrouped", False)
         with self.clock.paused():
             session.group.barrier()
             session.load_random(saved)
@@ -207,7 +211,12 @@ class Course:
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:
-        state = {"began_s": self.began_s, "real_s": self._real.now(), "curve": self.judge.curve}
+        state = {
+            "began_s": self.began_s,
+            "real_s": self._real.now(),
+            "curve": self.judge.curve,
+            "regrouped": self._regrouped,
+        }
         return state | self.ledger.state()
 
     def _load(self, saved: dict[str, Any]) -> None:
@@ -226,6 +235,7 @@ class Course:
             if self.rank.comm.rank == 0:
                 self.rank.tell("model", {}, model_bytes(self.gradients.replica))
             steps = self.steps_done()
+            self._check_samples()
         known = {
             "verdict": self.verdict,
             "real_seconds": real_seconds,
@@ -237,6 +247,15 @@ class Course:
             "curve": self.judge.curve,
         }
         return report(self.session, seconds) | known | own
+
+    def _check_samples(self) -> None:
+        """What is reported must have been trained on: whoever emptied the pool from outside shall not go unnoticed."""
+        trained = torch.tensor([self.status.samples], dtype=torch.int64)
+        self.session.group.all_reduce(trained)
+        epochs, steps = divmod(self.plan.steps, self.shards.steps)
+        wanted = epochs * self.shards.samples + sum(map(self.shards.step_samples, range(steps)))
+        if self.verdict == "finished" and not self._regrouped and int(trained) != wanted:
+            raise CommError(f"the workers trained on {int(trained)} of {wanted} samples: somebody else took batches")
 
     def own_replica(self, values: Tensor) -> dict[str, Any]:
         """How far this replica is from the others, and how good it is by itself; all call it together."""

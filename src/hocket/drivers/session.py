@@ -228,7 +228,7 @@ class Session:
 
     def _worker_state(self) -> dict[str, Any]:
         worker = self.worker
-        random = {"torch": torch.get_rng_state(), "own": worker.rng, "common": worker.common_rng}
+        random = {"global": torch.get_rng_state(), "own": worker.rng, "common": worker.common_rng}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         return self._common_state() | {
@@ -252,8 +252,8 @@ class Session:
     def load_random(self, state: dict[str, Any]) -> None:
         """Set torch's own generators, and the clock, to where they were: the last thing before training goes on."""
         random = state["random"]
-        if "torch" in random:
-            torch.set_rng_state(random["torch"])
+        if "global" in random:
+            torch.set_rng_state(random["global"])
         if "cuda" in random and self._device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], self._device)
         self.rank.clock.restore(state["clock"])

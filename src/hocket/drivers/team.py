@@ -28,7 +28,7 @@ from hocket.drivers.loader import ShardLoader
 from hocket.drivers.session import Session
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
-from hocket.engines.catalogue import DEADLINE_S
+from hocket.engines.catalogue import DEADLINE_S, engine
 from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import ThreadWorld
 from hocket.strategies import Strategy
@@ -48,6 +48,9 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
     chosen = strategies.make(strategy)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
+    if missing := chosen.needs - rank.offers:
+        able = " or ".join(name for name in engine if chosen.needs <= engine[name].offers)
+        raise UserError(f"strategy {chosen.name} needs {', '.join(sorted(missing))}; start the ranks on engine {able}")
     workers = rank.comm.size - chosen.server_ranks()
     if workers < 1:
         raise UserError(
@@ -84,10 +87,11 @@ def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
 
     torch.set_num_threads(1)  # a worker has one, however many there are
     if inside_torchrun():
-        return Rank(torch_engine.connect(deadline), world.clock(0), tell, Status()), torch_engine.abort
+        offers = torch_engine.TorchDistributed.offers
+        return Rank(torch_engine.connect(deadline), world.clock(0), tell, Status(), offers), torch_engine.abort
     if inside_mpi():
-        return Rank(mpi.connect(deadline), world.clock(0), tell, Status()), mpi.abort
-    return Rank(LocalComm(world, 0, [0], 0), world.clock(0), tell, Status()), None
+        return Rank(mpi.connect(deadline), world.clock(0), tell, Status(), mpi.Mpi.offers), mpi.abort
+    return Rank(LocalComm(world, 0, [0], 0), world.clock(0), tell, Status(), world.offers), None
 
 
 class Team:

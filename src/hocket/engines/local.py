@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class Envelope:
 
 class World(ABC):
     """The ranks of one run and what lies between them."""
+
+    offers: ClassVar[frozenset[str]]
 
     def __init__(self, size: int) -> None:
         self.size = size

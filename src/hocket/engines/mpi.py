@@ -78,7 +78,7 @@ class Mpi(Engine):
             comm = connect(self.deadline)
             if comm.size != size:
                 raise UserError(f"mpiexec started {comm.size} ranks but {size} are asked for; leave --workers out")
-            return run_joined(comm, main, listener, abort)
+            return run_joined(comm, main, listener, self.offers, abort)
         assert isinstance(main, Program), "a fresh process can only run a Program"
         launcher = self.launcher()
         everywhere = ("0.0.0.0", socket.gethostname()) if self.hosts else ("127.0.0.1", "127.0.0.1")

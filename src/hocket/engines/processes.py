@@ -23,6 +23,7 @@ from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.engine import TICK_S, Listener, Main, Program, operation_of
+from hocket.engines.engine import engine as engines
 from hocket.engines.line import Control, Link
 
 
@@ -31,12 +32,12 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
     status = link.status
     try:
         torch.set_num_threads(1)
-        engine = importlib.import_module(f"hocket.engines.{start['engine']}")
+        engine = importlib.import_module(f"hocket.engines.{start['engine']}")  # which registers it
         status.operation = "join"
         comm = engine.connect(start["deadline"])
         link.tell("ready", {})
         status.operation = "start"
-        rank = Rank(comm, RealClock(), link.tell, status, brake)
+        rank = Rank(comm, RealClock(), link.tell, status, engines[start["engine"]].offers, brake)
         local.current.rank = rank
         result = Program(start["function"], start["argument"])(rank)
         status.operation = "end"
@@ -50,7 +51,9 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
         return 1
 
 
-def run_joined(comm: Comm, main: Main, listener: Listener, abort: Callable[[], None]) -> list[Any]:
+def run_joined(
+    comm: Comm, main: Main, listener: Listener, offers: frozenset[str], abort: Callable[[], None]
+) -> list[Any]:
     """The life of a rank that another launcher (mpiexec, srun, torchrun) started: rank 0 hosts the listener."""
     torch.set_num_threads(1)
     status = Status()
@@ -60,7 +63,7 @@ def run_joined(comm: Comm, main: Main, listener: Listener, abort: Callable[[], N
         tell = link.tell if link else lambda kind, data, blob=b"": None
         if link:
             link.start(on_lost=lambda: None, hear=lambda kind, data: None)
-        rank = Rank(comm, RealClock(), tell, status)
+        rank = Rank(comm, RealClock(), tell, status, offers)
         local.current.rank = rank
         try:
             results = gather_json(comm, main(rank))

@@ -108,6 +108,8 @@ def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
 class SimWorld(World):
     """Virtual time: a heap of (time, rank) to resume, a baton a rank, and a queue at each network card."""
 
+    offers: ClassVar[frozenset[str]] = Sim.offers
+
     def __init__(self, sim: Sim, size: int) -> None:
         super().__init__(size)
         self._latency_s = seconds(sim.latency, "latency")

@@ -41,6 +41,8 @@ class Threads(Engine):
 class ThreadWorld(World):
     """Ranks wait on condition variables that share one lock."""
 
+    offers: ClassVar[frozenset[str]] = Threads.offers
+
     def __init__(self, size: int, deadline: float) -> None:
         super().__init__(size)
         self._deadline = deadline

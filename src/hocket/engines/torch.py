@@ -67,7 +67,7 @@ class TorchDistributed(Engine):
             comm = connect(self.deadline)
             if comm.size != size:
                 raise UserError(f"torchrun started {comm.size} ranks but {size} are asked for; leave --workers out")
-            return run_joined(comm, main, listener, abort)
+            return run_joined(comm, main, listener, self.offers, abort)
         assert isinstance(main, Program), "a fresh process can only run a Program"
         control = Control()
         store, port = _store()

@@ -52,8 +52,9 @@ def note(log: Log, at: int, loss: float, samples: int) -> None:
 @kernel
 def take_batch(shared: CompiledVector, near: Near, dim: int, made: int, batch: int, samples: int, lr: float) -> int:
     """Where a worker's next batch begins, after the `made` that it took; below 0 it is ~ how the epoch ended."""
-    begin = next_batch(shared.control) * batch
-    over = begin >= samples or stopped(shared.control)
+    # Who is told to stop takes no batch, and who took one trains on it: none is lost.
+    begin = samples if stopped(shared.control) else next_batch(shared.control) * batch
+    over = begin >= samples
     if not keep_up(shared, near, dim, made, over, lr):
         return ~BROKEN_LOCK
     if over:
