@@ -59,6 +59,7 @@ class Session:
     def begin(self, replica: Replica) -> None:
         """Everyone sets out from rank 0's weights."""
         self.replica = replica
+        self.rank.status.step = self.rank.status.samples = 0
         with self.rank.clock.paused():
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
