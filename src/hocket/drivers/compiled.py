@@ -85,7 +85,7 @@ class CompiledWorkers:
         while epoch < last:
             wanted = min(plan.steps - epoch * steps, steps) * plan.batch * plan.workers
             handed_out = self._run_epoch(epoch, batches, wanted)
-            stopped = course.rank.brake.purpose == "stop"
+            stopped, due = self._agreed(course.rank.brake.purpose == "stop", course.time_to_save())
             at = (epoch, handed_out) if stopped and handed_out * plan.batch < wanted else (epoch + 1, 0)
             epoch, batches = at
 
@@ -96,9 +96,15 @@ class CompiledWorkers:
                 self._read_shared()
                 if course.pulse(final=False):
                     return
-            due = course.saves_after(epoch) if epoch < last else course.saves_at_the_end()
+            due |= course.saves_after(epoch) if epoch < last else course.saves_at_the_end()
             if (stopped or due) and course.save(position):
                 return
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What one worker wants, all do."""
+        found = torch.tensor(wishes, dtype=torch.int64)
+        self._session.group.all_reduce(found, "max")
+        return [bool(wish) for wish in found]
 
     def _run_epoch(self, epoch: int, first: int, samples: int) -> int:
         """Take batches of this epoch, of its first `samples` at most, until none is left; returns where that was."""

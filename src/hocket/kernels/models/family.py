@@ -52,8 +52,8 @@ def note(log: Log, at: int, loss: float, samples: int) -> None:
 @kernel
 def take_batch(shared: CompiledVector, near: Near, dim: int, made: int, batch: int, samples: int, lr: float) -> int:
     """Where a worker's next batch begins, after the `made` that it took; below 0 it is ~ how the epoch ended."""
-    begin = next_batch(shared.control) * batch
-    over = begin >= samples or stopped(shared.control)
+    begin = samples if stopped(shared.control) else next_batch(shared.control) * batch  # who takes one trains on it
+    over = begin >= samples
     if not keep_up(shared, near, dim, made, over, lr):
         return ~BROKEN_LOCK
     if over:
