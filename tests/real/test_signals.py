@@ -1,4 +1,4 @@
-"""A run that is told to end by a signal saves itself, and goes on later. Takes about 60 s; `slow` ones 2 minutes more."""
+"""A run that is told to end by a signal saves itself, and goes on later. 60 s; `slow` ones take 2 minutes more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ import hocket
 from hocket.drivers import checkpoint
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
-RUNS = [(engine, "slow", text) for text in ("allreduce", "server:mode=async") for engine in ("threads", "sim", "mpi", "torch")]
+RUNS = [
+    (engine, "slow", text)
+    for text in ("allreduce", "server:mode=async")
+    for engine in ("threads", "sim", "mpi", "torch")
+]
 RUNS += [("threads", "busy", "hogwild")]
 EVERY = [
     pytest.param(*run, number, marks=() if i % 3 == j else pytest.mark.slow)

@@ -37,13 +37,13 @@ class Odd(nn.Module):
 
 
 ODD = hocket.Task(model=Odd, data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05)
-DENSE = hocket.Task(model=lambda: nn.Sequential(nn.Linear(5, 3)), data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05)
+DENSE = hocket.Task(
+    model=lambda: nn.Sequential(nn.Linear(5, 3)), data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05
+)
 
 
 def stops(task: hocket.Task, text: str, engine: str, **settings: Any) -> None:
-    found = hocket.fit(
-        task, strategy=text, engine=engine, workers=3, target=TARGET, seed=2, progress=False, **settings
-    )
+    found = hocket.fit(task, strategy=text, engine=engine, workers=3, target=TARGET, seed=2, progress=False, **settings)
     assert found.verdict == "reached-target"
     assert 1 <= found.epochs < EPOCHS / 2
     assert found.test_metric is not None and found.test_metric >= TARGET - 0.05
