@@ -16,8 +16,8 @@ import pytest
 
 from hocket.core.errors import RankFailed, UserError
 from hocket.engines import supervisor
-from hocket.engines.base import first_failure
 from hocket.engines.catalogue import Listener, Program, engine
+from hocket.engines.engine import first_failure
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 

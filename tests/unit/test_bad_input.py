@@ -48,12 +48,14 @@ FILES = {
     "huge.toml": 'task = "digits"\nworkers = 1' + "0" * 5000,
     "large.toml": 'task = "digits"\nworkers = 1' + "0" * 500,
     "zero.toml": 'task = "digits"\ndata = "a\\u0000b"',
-    "types.py": (
-        "import torch, hocket\n"
-        "data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)\n"
-        "def task(**wrong): return hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=(data, data), **wrong)\n"
-        "epochs, batch, lr, optimizer = task(epochs='two'), task(batch=0), task(lr=None), task(optimizer=5)\n"
-    ),
+    **{
+        f"{wrong.partition('=')[0]}.py": (
+            "import torch, hocket\n"
+            "data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)\n"
+            f"task = hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=(data, data), {wrong})\n"
+        )
+        for wrong in ("epochs='two'", "batch=0", "lr=None", "optimizer=5")
+    },
     "a-file": "",
     "a-folder/kept": "",
 }
@@ -131,9 +133,8 @@ CASES = [
     ([*DIGITS, "--checkpoint-every", "-2"], "checkpoint_every: cannot read '-2'"),
     ([*DIGITS, "--checkpoint-every", "0s"], "checkpoint_every: cannot read '0s'"),
     # The simulator.
-    ([*SIM, "workers=-1"], "use --workers"),
-    ([*SIM, "workers=7"], "use --workers"),
-    ([*SIM, "latency=1e308s"], "latency: cannot read '1e308s'"),
+    ([*SIM, "workers=-1"], "no option of sim is called 'workers'"),
+    ([*SIM, "latency=1e308s"], "latency: '1e308s' is too long"),
     # Engines.
     ([*DIGITS, "--engine", "threads", "--hosts", "a:2"], "--hosts has no meaning on engine threads"),
     ([*DIGITS, "--engine", "sim", "--mpiexec", "here"], "--mpiexec has no meaning on engine sim"),
@@ -188,10 +189,10 @@ CASES = [
     (["train", "exits.py:task"], "exits.py"),
     (["train", "own.py:no_model"], "Task.model must give a torch.nn.Module"),
     (["train", "own.py:no_parameters"], "no trainable parameters"),
-    (["train", "types.py:epochs"], "Task.epochs must be a whole number; got 'two'"),
-    (["train", "types.py:batch"], "batch must be 1 or more, got 0"),
-    (["train", "types.py:lr"], "Task.lr"),
-    (["train", "types.py:optimizer"], "Task.optimizer must be text; got 5"),
+    (["train", "epochs.py:task"], "epochs.py, line 3: Task.epochs must be a whole number, 1 or more; got 'two'"),
+    (["train", "batch.py:task"], "Task.batch must be a whole number, 1 or more; got 0"),
+    (["train", "lr.py:task"], "Task.lr"),
+    (["train", "optimizer.py:task"], "Task.optimizer"),
     (["train", "x" * 300 + ".py:task"], "there is no file"),
     (["train", "\udcff.py:task"], "task must be UTF-8 text"),
     # torch's own refusals of an optimizer's options.
@@ -396,7 +397,7 @@ OLD = ["train", "digits", "--engine", "threads", "--steps", "2", "--out", "old",
     ("args", "status"),
     [
         (["--mpiexec", "/nope", "--engine", "mpi"], 2),
-        (["--mpiexec", "./fails", "--engine", "mpi"], 1),
+        (["--mpiexec", "./fails", "--engine", "mpi"], 2),
         (["--batch", "5000"], 2),
     ],
 )

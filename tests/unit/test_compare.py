@@ -10,6 +10,7 @@ import pytest
 
 from hocket.app import cli
 from hocket.run.spec import read_toml
+from hocket.strategies import strategy
 
 
 def test_it_takes_turns_and_says_who_won(
@@ -82,6 +83,7 @@ def test_the_users_own_strategy_and_the_flags_of_train(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(strategy, "_classes", dict(strategy._classes))  # other tests go over all there are
     (tmp_path / "own.py").write_text(OWN)
     command = ["compare", "own.py:task", "-s", "alone-together", "-s", "serial", "--seeds", "1", "--engine", "threads"]
     flags = ["--optimizer", "adam", "--lr", "0.01", "--steps", "5", "--trace", "0", "--out", "c", "--json"]

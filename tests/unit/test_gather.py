@@ -161,9 +161,12 @@ class Alone:
     """A worker that steps by its rate times 1, and notes what it publishes."""
 
     def __init__(self) -> None:
-        self.x, self.lr = torch.zeros(3), 0.0
+        self.x, self.lr, self.step = torch.zeros(3), 0.0, 0
         self.shared = self.comm = self
         self.noted: list[tuple[float, float]] = []
+
+    def keep(self, name: str, value: Any) -> Any:
+        return value
 
     def descend(self, g: Any) -> None:
         self.x -= self.lr

@@ -32,7 +32,7 @@ messages = st.builds(
     Message,
     kind=st.text(max_size=20),
     ints=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(tuple),
-    tensors=st.lists(tensors(), max_size=4).map(tuple),
+    parts=st.lists(tensors(), max_size=4).map(tuple),
 )
 
 

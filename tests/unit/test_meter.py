@@ -17,7 +17,7 @@ from hocket.core.message import Message
 from hocket.measure.meter import Metered, Totals
 from hocket.measure.trace import Trace
 
-VECTOR = 4 * (PARAMETERS + 1)
+VECTOR = 4 * PARAMETERS
 
 
 def metered(rank: Rank) -> Metered:

@@ -82,21 +82,6 @@ class TestFields:
         with pytest.raises(UserError, match=r"0\.weight and 1\.weight share memory"):
             own(model=model).build_model(0)
 
-    def test_a_function_that_raises_is_one_line_with_the_users_line(self) -> None:
-        def broken() -> nn.Module:
-            return nn.Linear(1 // 0, 2)
-
-        line = broken.__code__.co_firstlineno + 1
-        where = f"failed in {__file__}, line {line}: ZeroDivisionError"
-        with pytest.raises(UserError) as caught:
-            own(model=broken).build_model(0)
-        assert str(caught.value).startswith(f"Task.model {where}")
-        with pytest.raises(UserError) as caught:
-            own(data=broken).load()
-        assert str(caught.value).startswith(f"Task.data {where}")
-        with pytest.raises(UserError, match=r"Task.model failed: TypeError.*missing 2 required"):
-            own(model=nn.Linear).build_model(0)
-
     @pytest.mark.parametrize(
         ("data", "message"),
         [

@@ -78,7 +78,7 @@ def test_buffers_belong_to_the_replica_and_not_to_x() -> None:
     assert side_by_side([flat.x, flat.buffers, flat.count])[0].numel() == flat.values.numel() + 1
     backward(model)
     norm = model[1]
-    assert torch.equal(flat.replica[-8:], torch.cat([norm.running_mean, norm.running_var]))
+    assert torch.equal(flat.values[-8:], torch.cat([norm.running_mean, norm.running_var]))
     assert norm.running_mean.abs().sum() > 0
     flat.buffers.fill_(7)
     assert (norm.running_mean == 7).all() and (norm.running_var == 7).all()

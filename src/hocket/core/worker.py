@@ -164,14 +164,15 @@ class Worker:
         total = self._mean(payload, g.weight, self.model.gradient_count, algorithm=algorithm)
         g.weight = Weight(total, total)
 
-    def average_replicas(self, weight: Weight | None = None, comm: Comm | None = None) -> None:
+    def average_replicas(self, weight: Weight | float = 1.0, comm: Comm | None = None) -> None:
         """Replace every replica by their mean, each weighted by the samples it has seen since the last one.
 
-        Without a weight all count the same. `comm` is a part of the workers that averages by itself; without, all do.
+        A plain number is this worker's weight alone: what all have together is asked for. `comm` is a part of the
+        workers that averages by itself; without it, all do.
         """
         comm = comm or self.comm
         payload = Payload(lossy=(self.x,), exact=(self.model.buffers,), residual="replica")
-        self._mean(payload, weight or Weight(1.0, comm.size), self.model.count, comm)
+        self._mean(payload, weight if isinstance(weight, Weight) else Weight(weight, None), self.model.count, comm)
         self._average_odd_buffers(comm)
 
     def average_buffers(self, algorithm: Algorithm = "native") -> None:

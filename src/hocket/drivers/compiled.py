@@ -55,6 +55,9 @@ class CompiledWorkers:
         assert kernel is not None and kernel.dim == course.gradients.replica.x.numel(), "the kernel is another model's"
         self._kernel = kernel
         self._thread = kernel.worker(self._session.group.rank, plan.batch, plan.momentum)
+        self._at = (0, 0)
+        """The epoch, and how many of its batches were handed out."""
+        course.steps_done = self._steps_done
 
     def run(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> dict[str, Any]:
         course, session, status = self._course, self._session, self._course.status
@@ -74,30 +77,29 @@ class CompiledWorkers:
             course.rank.brake.on_stop = self._shared.stop
             course.rank.brake.passed(1)
             saved = course.begin(schedule)
-            self._train(*(saved["at"] if saved else (0, 0)))
+            if saved:
+                self._at = tuple(saved["at"])
+            self._train()
             session.end()
             return course.end({"consensus_distance": None})
 
-    def _train(self, epoch: int, batches: int) -> None:
-        """From so many batches of an epoch on."""
+    def _train(self) -> None:
         course, plan, steps = self._course, self._course.plan, self._course.shards.steps
         last = -(-plan.steps // steps)
-        while epoch < last:
+        while self._at[0] < last:
+            epoch, batches = self._at
             wanted = min(plan.steps - epoch * steps, steps) * plan.batch * plan.workers
             handed_out = self._run_epoch(epoch, batches, wanted)
             stopped, due = self._agreed(course.rank.brake.purpose == "stop", course.time_to_save())
-            at = (epoch, handed_out) if stopped and handed_out * plan.batch < wanted else (epoch + 1, 0)
-            epoch, batches = at
-
-            def position(at: tuple[int, int] = at) -> dict[str, Any]:
-                return {"at": list(at)}
-
-            if epoch < last and not stopped:
+            in_the_middle = stopped and handed_out * plan.batch < wanted
+            self._at = (epoch, handed_out) if in_the_middle else (epoch + 1, 0)
+            is_last = self._at[0] == last
+            if not is_last and not stopped:
                 self._read_shared()
                 if course.pulse(final=False):
                     return
-            due |= course.saves_after(epoch) if epoch < last else course.saves_at_the_end()
-            if (stopped or due) and course.save(position):
+            due |= course.saves_at_the_end() if is_last else course.saves_after(epoch + 1)
+            if (stopped or due) and course.save(lambda: {"at": list(self._at)}):
                 return
 
     def _agreed(self, *wishes: bool) -> list[bool]:
@@ -105,6 +107,10 @@ class CompiledWorkers:
         found = torch.tensor(wishes, dtype=torch.int64)
         self._session.group.all_reduce(found, "max")
         return [bool(wish) for wish in found]
+
+    def _steps_done(self) -> int:
+        (epoch, batches), plan = self._at, self._course.plan
+        return min(epoch * self._course.shards.steps + batches // plan.workers, plan.steps)
 
     def _run_epoch(self, epoch: int, first: int, samples: int) -> int:
         """Take batches of this epoch, of its first `samples` at most, until none is left; returns where that was."""

@@ -41,6 +41,8 @@ class Course:
         self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test)
         self.ledger = Ledger()
         self.verdict = "finished"
+        self.steps_done: Callable[[], int] = self._steps_done
+        """Steps of this run so far, if all workers had taken equally many; all call it together."""
         self._by_the_clock = self.rank.comm.rank == 0 and math.isfinite(plan.checkpoint.seconds)
         self._gradient = Gradient(gradients.replica.g, Weight())
 
@@ -157,8 +159,7 @@ class Course:
             self.status.loss = self.ledger.close(epoch)
             self.tell_events()
 
-    def steps_done(self) -> int:
-        """Steps of this run so far, if all workers had taken equally many; all call it together."""
+    def _steps_done(self) -> int:
         taken = torch.tensor([self.session.worker.step], dtype=torch.int64)
         self.session.group.all_reduce(taken)
         return -(-int(taken) // self.plan.workers)

@@ -10,7 +10,7 @@ from typing import Any
 from hocket.core.brake import Brake, pull
 from hocket.core.comm import Rank
 from hocket.core.errors import RankFailed
-from hocket.engines.base import STOP_S, TICK_S, Listener, Main, first_failure, operation_of
+from hocket.engines.engine import STOP_S, TICK_S, Listener, Main, first_failure, operation_of
 from hocket.engines.local import LocalComm, World, current
 
 PATIENCE_S = 1.0

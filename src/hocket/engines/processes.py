@@ -22,7 +22,7 @@ from hocket.core.comm import Comm, Rank
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.engines import local
-from hocket.engines.base import TICK_S, Listener, Main, Program, operation_of
+from hocket.engines.engine import TICK_S, Listener, Main, Program, operation_of
 from hocket.engines.line import Control, Link
 
 

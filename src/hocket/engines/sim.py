@@ -27,8 +27,8 @@ from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
-from hocket.engines.base import Engine, Listener, Main, engine
 from hocket.engines.crew import run_threads
+from hocket.engines.engine import Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 

@@ -19,7 +19,7 @@ from hocket.core.brake import Purpose
 from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
-from hocket.engines.base import STOP_S, TICK_S, Listener, Program, first_failure
+from hocket.engines.engine import STOP_S, TICK_S, Listener, Program, first_failure
 from hocket.engines.line import Control, Word
 
 _GRACE_S = 10.0  # for processes to leave after their last word

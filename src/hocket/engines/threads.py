@@ -16,8 +16,8 @@ from hocket.core.clock import RealClock
 from hocket.core.errors import DeadlineExceeded
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
-from hocket.engines.base import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.crew import run_threads
+from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.local import Wait, World
 
 

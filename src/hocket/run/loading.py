@@ -70,7 +70,8 @@ def load_file(path: Path, seed: int) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         sys.path.remove(folder)
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        named = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        what = " ".join(f"{named}{error}".split())
         raise UserError(f"cannot import {path}{_line(error, path)}: {what}") from error
     finally:
         loading = False

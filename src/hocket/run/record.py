@@ -127,7 +127,7 @@ class Recorder(Listener):
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
         simulated = self._about.virtual_time
         return Result(
-            **self._known(_curve_of(reports)),
+            **self._known(_joined(self._about.curve, _curve_of(reports))),
             verdict=_verdict_of(reports),
             seconds=first["real_seconds"] if simulated else first["seconds"],
             virtual_seconds=first["seconds"] if simulated else None,

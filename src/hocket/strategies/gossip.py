@@ -13,6 +13,7 @@ from torch import Tensor
 from hocket.core.errors import UserError
 from hocket.core.message import Lossy, Message
 from hocket.core.staleness import Handling, Staleness
+from hocket.core.weight import Weight
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 Graph = Literal["ring", "torus", "exponential", "complete"]
@@ -62,7 +63,7 @@ class Gossip(Strategy):
                 yield from self.push_sum(w)
             case "pull" | "push":
                 yield from self.random_peers(w)
-        w.average_replicas()  # the farewell: everyone leaves with one model
+        w.average_replicas(Weight(1, w.size))  # the farewell: everyone leaves with one model
 
     def dpsgd(self, w: Worker) -> Steps:
         """x_i <- sum_j W_ij x_j, then a step along the gradient at x_i before the mixing (algorithm 1).

@@ -6,7 +6,6 @@ import copy
 import inspect
 import numbers
 import threading
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,33 +105,20 @@ class Task:
                 raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
         with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _called(self.model, "Task.model")
+            model = self.model()
         if not isinstance(model, nn.Module):
             raise UserError(f"Task.model must give a torch.nn.Module; it gave a {type(model).__name__}")
         return model
 
     def load(self) -> tuple[SampleSet, SampleSet]:
         """The training and the test samples."""
-        data = _called(self.data, "Task.data") if callable(self.data) else self.data
+        data = self.data() if callable(self.data) else self.data
         if not (isinstance(data, tuple) and len(data) == 2):
             raise UserError("Task.data must be (train, test), or a function that gives them")
         return SampleSet(data[0], "train"), SampleSet(data[1], "test")
 
     def reached(self, value: float, target: float) -> bool:
         return value <= target if self.lower_is_better else value >= target
-
-
-def _called(function: Callable[[], Any], what: str) -> Any:
-    """What a user's function gives; where it raises, the user's own line is what matters."""
-    try:
-        return function()
-    except UserError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this function
-        own = [frame for frame in frames if frame.filename == frames[0].filename]
-        where = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
-        raise UserError(f"{what} failed{where}: {shown(error)}") from error
 
 
 class SampleSet:
