@@ -21,8 +21,8 @@ from hocket.run.spec import RunSpec
 from hocket.strategies import strategy
 
 SAMPLES, BATCH, EPOCHS = 94, 4, 3
-"""94 samples in batches of 4: for 1 to 5 workers the last global batch is smaller, and gives nobody a batch of one, which
-BatchNorm refuses."""
+"""94 samples in batches of 4: for 1 to 5 workers the last global batch is smaller, and gives nobody a batch of one,
+which BatchNorm refuses."""
 
 
 def samples(count: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A run that is told to end by a signal saves itself, and goes on later. Takes about 60 s; `slow` ones 2 minutes more."""
+"""A run that is told to end by a signal saves itself, and goes on later. 60 s; `slow` ones take 2 minutes more."""
 
 from __future__ import annotations
 

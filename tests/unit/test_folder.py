@@ -172,15 +172,15 @@ class TestResumed:
         run = RunFolder(tmp_path, "spec", force=True)
         for step in range(1, 6):
             run.event(0, {"event": "spec"})
-            run.point(POINT | {"step": step})
+            run.point(POINT | {"step": step, "epoch": float(step)})
         run.finish({"name": "spec"})
         again = RunFolder(tmp_path, "more", resumed=True)
         again.rewind(3)
         assert steps(tmp_path) == [1, 2, 3, 4, 5], "until it begins"
-        again.point(POINT | {"step": 4, "seconds": 9.0})
+        again.point(POINT | {"step": 4, "epoch": 4.0, "seconds": 9.0})
         again.event(1, {"event": "spec"})
         assert steps(tmp_path) == [1, 2, 3, 4]
-        assert (tmp_path / "curve.csv").read_text().splitlines()[-1].startswith("4,1.0,9.0")
+        assert (tmp_path / "curve.csv").read_text().splitlines()[-1].startswith("4,4.0,9.0")
         assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 6
         assert (tmp_path / "spec.toml").read_text() == "more"
         assert not (tmp_path / "result.json").exists(), "there is a result where a run has ended"
@@ -190,13 +190,13 @@ class TestResumed:
     def test_half_lines_and_half_files_of_a_killed_run_go(self, tmp_path: Path) -> None:
         finished(tmp_path / "run", "spec")
         with (tmp_path / "run/curve.csv").open("a") as curve, (tmp_path / "run/events.jsonl").open("a") as events:
-            curve.write("2,1.0")
+            curve.write("2,2.0")
             events.write('{"rank"')
         for part in ("result.json.part", "checkpoints/two.part"):
             (tmp_path / "run" / part).write_text("half")
         again = RunFolder(tmp_path / "run", "spec", resumed=True)
         again.rewind(2)
-        again.point(POINT | {"step": 3})
+        again.point(POINT | {"step": 3, "epoch": 3.0})
         again.event(0, {"event": "spec"})
         again.finish({"name": "spec"})
         assert steps(tmp_path / "run") == [1, 3]
@@ -251,7 +251,7 @@ class TestFullDisk:
         with largest_file(500):
             for step in range(100):
                 run.event(0, {"event": "e" * 20, "step": step})
-                run.point(POINT | {"step": step})
+                run.point(POINT | {"step": step, "epoch": float(step)})
             run.checkpoint("two", bytes(1000))
             run.model(bytes(1000))
             line = run.finish({"name": "spec"})

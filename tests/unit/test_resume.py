@@ -12,6 +12,7 @@ import pytest
 import hocket
 from hocket.app import cli
 from hocket.core.comm import Rank
+from hocket.drivers import checkpoint
 from hocket.drivers.plan import Plan
 
 SETTINGS: dict[str, Any] = dict(strategy="serial", engine="threads", checkpoint_every=1, progress=False)
@@ -32,6 +33,11 @@ def point(step: int) -> dict[str, Any]:
     return dict(step=step, epoch=epoch, seconds=seconds, train_loss=1.0, test_loss=None, test_accuracy=0.5)
 
 
+def write_checkpoint(folder: Path, step: int) -> None:
+    path = folder / f"checkpoints/step-{step:010}.safetensors"
+    path.write_bytes(checkpoint.pack({"step": step, "steps_per_epoch": 45}, []))
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of 3 epochs of 45 steps, which got as far as step 90 and whose last checkpoint is from step 45."""
@@ -40,7 +46,7 @@ def run(tmp_path: Path) -> Path:
     (folder / "checkpoints").mkdir(exist_ok=True)
     for old in (folder / "checkpoints").iterdir():
         old.unlink()
-    (folder / "checkpoints/step-0000000045.safetensors").write_bytes(b"")
+    write_checkpoint(folder, 45)
     lines = (folder / "curve.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == ["step", "45", "90", "135"]
     (folder / "curve.csv").write_text("\n".join(lines[:3]) + "\n135,3.0")  # it was killed inside a line
@@ -71,7 +77,7 @@ def steps_of(folder: Path) -> list[int]:
 def test_goes_on_from_the_newest_checkpoint_in_the_same_folder(run: Path, plans: list[Plan]) -> None:
     events = (run / "events.jsonl").read_bytes()
     for step in (5, 44):
-        (run / f"checkpoints/step-{step:010}.safetensors").write_bytes(b"")
+        write_checkpoint(run, step)
     result = hocket.resume(run, epochs=4, progress=False)
     assert [plan.resume for plan in plans] == [str(run / "checkpoints/step-0000000045.safetensors")]
     assert plans[0].steps == 180
@@ -101,7 +107,7 @@ def test_a_run_without_a_checkpoint_starts_again(
         (["optimizer=adam"], "its own optimizer (sgd)"),
         (["strategy=allreduce"], "its own strategy (serial)"),
         (["epoch=5"], "did you mean epochs?"),
-        (["epochs=1"], "has done 45 of 45 steps"),
+        (["epochs=1"], "has done 1 of 1 epochs"),
         (["epochs=4", "steps=9"], "epochs or steps, not both"),
     ],
 )
@@ -118,12 +124,20 @@ def test_changes_that_make_no_sense(
 @pytest.mark.parametrize(
     ("record", "changes", "fragment"),
     [
-        ({"verdict": "finished", "steps": 135}, {}, "is finished after 135 steps; give it more, such as epochs=N"),
-        ({"verdict": "finished", "steps": 135}, {"epochs": 4}, ""),
-        ({"verdict": "interrupted", "steps": 90}, {}, ""),
-        ({"verdict": "crashed", "steps": None}, {}, ""),
-        ({"verdict": "diverged", "steps": 90}, {}, "has diverged; change what made it, such as lr=VALUE"),
-        ({"verdict": "diverged", "steps": 90}, {"lr": 0.01}, ""),
+        (
+            {"verdict": "finished", "steps": 135, "epochs": 3.0},
+            {},
+            "is finished after 135 steps; give it more, such as epochs=N",
+        ),
+        ({"verdict": "finished", "steps": 135, "epochs": 3.0}, {"epochs": 4}, ""),
+        ({"verdict": "interrupted", "steps": 90, "epochs": 2.0}, {}, ""),
+        ({"verdict": "crashed", "steps": None, "epochs": None}, {}, ""),
+        (
+            {"verdict": "diverged", "steps": 90, "epochs": 2.0},
+            {},
+            "has diverged; change what made it, such as lr=VALUE",
+        ),
+        ({"verdict": "diverged", "steps": 90, "epochs": 2.0}, {"lr": 0.01}, ""),
     ],
 )
 def test_a_run_with_nothing_left_to_do(

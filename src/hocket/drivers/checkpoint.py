@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,27 +91,45 @@ def _header(raw: bytes) -> dict[str, str]:
 
 def read(path: Path) -> Checkpoint:
     """The checkpoint in a file; what is no checkpoint, damaged, or of a later version is refused in one line."""
-    try:
+    with _reading(path):
         raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from None
-    try:
-        header = _header(raw)
-        text = header[_KEY]
-        head = json.loads(text)
-        about = head["about"]
-        if about["format"] > FORMAT:
-            made_by, here = about["version"], __version__
-            raise UserError(f"{path} was written by Hocket {made_by}; this is {here}, which cannot read it")
+        head = _checked(path, raw)
         tensors = load(raw)
-        whole = hashlib.sha256(text.encode()).hexdigest() == header[_SUM]
-        if not whole or any(_checksum(tensors[name]) != found for name, found in head["sums"].items()):
+        if any(_checksum(tensors[name]) != found for name, found in head["sums"].items()):
             raise ValueError("checksum")
-        return Checkpoint(about, [decode(state, tensors) for state in head["states"]])
+        return Checkpoint(head["about"], [decode(state, tensors) for state in head["states"]])
+
+
+def epochs_done(path: Path) -> float:
+    """How far the run was that a file has the checkpoint of."""
+    with _reading(path), path.open("rb") as file:
+        length = file.read(8)
+        head = _checked(path, length + file.read(min(int.from_bytes(length, "little"), path.stat().st_size)))
+        return float(head["about"]["step"] / head["about"]["steps_per_epoch"])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except UserError:
         raise
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError):
         raise UserError(f"{path} is damaged, or no checkpoint of Hocket's; take the one before it") from None
+
+
+def _checked(path: Path, raw: bytes) -> dict[str, Any]:
+    """What is not tensors, as it was written."""
+    header = _header(raw)
+    head: dict[str, Any] = json.loads(header[_KEY])
+    if (made_by := head["about"])["format"] > FORMAT:
+        line = f"{path} was written by Hocket {made_by['version']}; this is {__version__}, which cannot read it"
+        raise UserError(line)
+    if hashlib.sha256(header[_KEY].encode()).hexdigest() != header[_SUM]:
+        raise ValueError("checksum")
+    return head
 
 
 def check(path: Path, saved: dict[str, Any], here: dict[str, Any]) -> None:
@@ -143,7 +163,8 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
         raise UserError(f"{path} was saved by {saved} workers, and {why}: it goes on with {saved}; use workers={saved}")
     step = about["step"] // about["steps_per_epoch"] * here["steps_per_epoch"]
     states = [found.states[r] if r < saved else _newcomer(first) for r in range(workers)]
-    driver = first["driver"] | {"judged": step, "regrouped": True}
+    judged = step if first["driver"]["judged"] == about["step"] else 0
+    driver = first["driver"] | {"judged": judged, "regrouped": True}
     return Checkpoint(about, [state | {"step": step, "driver": driver} for state in states])
 
 

@@ -90,7 +90,7 @@ class CompiledWorkers:
             epoch, batches = self._at
             wanted = min(plan.steps - epoch * steps, steps) * plan.batch * plan.workers
             handed_out = self._run_epoch(epoch, batches, wanted)
-            stopped = course.rank.brake.purpose == "stop"
+            stopped, due = self._agreed(course.rank.brake.purpose == "stop", course.time_to_save())
             in_the_middle = stopped and handed_out * plan.batch < wanted
             self._at = (epoch, handed_out) if in_the_middle else (epoch + 1, 0)
             is_last = self._at[0] == last
@@ -98,9 +98,15 @@ class CompiledWorkers:
                 self._read_shared()
                 if course.pulse(final=False):
                     return
-            due = course.saves_at_the_end() if is_last else course.saves_after(epoch + 1)
+            due |= course.saves_at_the_end() if is_last else course.saves_after(epoch + 1)
             if (stopped or due) and course.save(lambda: {"at": list(self._at)}):
                 return
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What one worker wants, all do."""
+        found = torch.tensor(wishes, dtype=torch.int64)
+        self._session.group.all_reduce(found, "max")
+        return [bool(wish) for wish in found]
 
     def _steps_done(self) -> int:
         (epoch, batches), plan = self._at, self._course.plan

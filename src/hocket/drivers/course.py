@@ -183,9 +183,13 @@ class Course:
         """Whether a checkpoint is due when all is done, so that the run can be made longer later."""
         return self.plan.checkpoint != Cadence()
 
+    def time_to_save(self) -> bool:
+        """Whether checkpoints come by the clock, and it is time for one; known to worker 0."""
+        return self._by_the_clock and self._real.now() > self._saved_at_s + self.plan.checkpoint.seconds
+
     def mind_the_clock(self) -> None:
         """Where checkpoints come by the clock, worker 0 calls for one when it is time."""
-        if self._by_the_clock and self._real.now() > self._saved_at_s + self.plan.checkpoint.seconds:
+        if self.time_to_save():
             self._saved_at_s = self._real.now()
             self.rank.tell("brake", {"purpose": "save"}, b"")
 

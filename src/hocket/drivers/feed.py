@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
+
+import torch
 
 from hocket.core.brake import Brake
 from hocket.core.comm import Comm
 
-# One number that all workers count up holds, from its lowest bits: tickets given out; calls for a meeting, those of
-# them that hold, those that came too late; workers that have left.
-_TICKETS = 1 << 36
+# One number that all workers count up holds, from its lowest bits: tickets given out; how often all were taken away;
+# calls for a meeting, those of them that hold, those that came too late; workers that have left.
+_ALL, _TICKETS = 1 << 32, 1 << 36
 _CALL, _HOLDS, _VOID, _LEFT = 1 << 36, 1 << 40, 1 << 44, 1 << 48
 _FOUR_BITS = 15
 
@@ -19,13 +20,14 @@ class Pool:
     """One pool of batches, in the order of the data: who is fast takes more of them.
 
     Tickets go from 0 to `total`. Now and then all workers meet, each with a ticket in its hand that it has not trained
-    on: at every `meet_every` tickets, and when somebody calls because its brake was pulled. A worker that finds no
-    ticket leaves. A call holds if nobody had left before it, so that everyone still hears it; else it is void.
+    on: at every `meet_every` tickets, `at_the_end` if that is wanted, and when worker 0 calls because its brake was
+    pulled. A worker that finds no ticket leaves. A call holds if nobody had left before it, so that everyone still
+    hears it; else it is void.
     """
 
-    def __init__(self, comm: Comm, total: int, meet_every: float) -> None:
-        self._counter, self._worker = comm.counter(), comm.rank
-        self.total, self._meet_every = total, meet_every
+    def __init__(self, comm: Comm, total: int, meet_every: float, at_the_end: bool) -> None:
+        self._comm, self._counter, self._worker = comm, comm.counter(), comm.rank
+        self.total, self._meet_every, self._meet_at_the_end = total, meet_every, at_the_end
         self.held = -1
         """The ticket in this worker's hand, -1 for none."""
         self._met = 0
@@ -46,16 +48,14 @@ class Pool:
 
     def must_meet(self, brake: Brake) -> bool:
         """Whether all workers meet before this one trains on its ticket, or leaves."""
-        if brake.purpose is not None and not self._called and self.held < self.total:
+        if brake.purpose is not None and self._worker == 0 and not self._called and self.held < self.total:
             self._called = True
             self._call()
-        return self._meetings_before(self.held) > self._met or self._call_holds()
+        at_the_end = self._meet_at_the_end and self.held >= self.total
+        return at_the_end or self._meetings_before(self.held) > self._met or self._call_holds()
 
     def _meetings_before(self, ticket: int) -> int:
-        """The last one is at the end, so that the run can be made longer later."""
-        if ticket >= self.total and math.isfinite(self._meet_every):
-            return math.ceil(self.total / self._meet_every)
-        return int(ticket // self._meet_every)
+        return int(min(ticket % _ALL, self.total) // self._meet_every)
 
     def _call(self) -> None:
         before = self._counter.take(_CALL)
@@ -73,7 +73,11 @@ class Pool:
 
     def met(self) -> None:
         """The meeting is over. All workers call it before any of them draws again."""
-        self._met = max(self._met, self._meetings_before(self.held))
+        slowest = torch.tensor([self.held])
+        self._comm.all_reduce(slowest, "min")  # who came because of a call has other meetings still before it
+        self._met = self._meetings_before(int(slowest))
+        if slowest >= self.total:
+            self._meet_at_the_end = False
         self._called = False
         if self._worker == 0:
             signs = self._counter.take(0) // _TICKETS * _TICKETS
@@ -87,10 +91,12 @@ class Pool:
 
     def empty(self) -> None:
         """Leave no ticket for anyone: the run has reached its goal."""
-        self._counter.take(_TICKETS // 2)
+        if self._counter.take(0) % _TICKETS < _ALL:  # not once for every worker that finds it
+            self._counter.take(_ALL)
 
     def state(self) -> dict[str, int]:
-        return {"given": self._counter.take(0) % _TICKETS, "held": self.held, "met": self._met}
+        """Without what `empty` did: who goes on has another goal."""
+        return {"given": self._counter.take(0) % _ALL, "held": self.held % _ALL, "met": self._met}
 
     def load_state(self, saved: dict[str, int]) -> None:
         """Before any worker draws."""

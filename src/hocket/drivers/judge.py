@@ -64,7 +64,7 @@ class Judge:
 
     def record(self, step: int, epoch: float, now: float, train_loss: float, test_loss: float, metric: float) -> None:
         """A point of the learning curve."""
-        if self.curve and self.curve[-1]["step"] == step:
+        if self.curve and self.curve[-1]["epoch"] == epoch:
             return
         point = {
             "step": step,

@@ -43,7 +43,8 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     pool = None
     if not plan.made_strategy.lockstep:
         tickets = course.shards.steps * plan.workers
-        pool = Pool(session.group, plan.steps * plan.workers, plan.checkpoint.epochs * tickets)
+        meet_every, at_the_end = plan.checkpoint.epochs * tickets, course.saves_at_the_end()
+        pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end)
     session.begin(replica)
     session.work(optimizer, optim.step_of(optimizer))
     position = course.begin(schedule)

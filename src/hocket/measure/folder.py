@@ -40,7 +40,7 @@ class RunFolder:
         self.path = path
         self._resumed = resumed
         self._failed: dict[str, OSError] = {}
-        self._cut_at: int | None = None
+        self._cut_at: float | None = None
         try:
             if resumed and not path.is_dir():
                 raise UserError(f"there is no run {path} to resume")
@@ -104,14 +104,17 @@ class RunFolder:
         self._try(_MODEL, lambda: disk.write(self.path / _MODEL, blob))
 
     def checkpoint(self, name: str, blob: bytes) -> None:
-        """Write checkpoints/NAME, and keep the newest ones alone."""
+        """Write checkpoints/NAME, and keep the newest ones alone.
+
+        One with a later name is older nevertheless: it counts the steps of fewer workers.
+        """
         self._try(_CHECKPOINTS, lambda: self._write_checkpoint(name, blob))
 
-    def rewind(self, step: int) -> None:
-        """The resumed run goes on from this step: the curve's points behind it go; events stay as they are."""
-        self._cut_at = step
+    def rewind(self, epoch: float) -> None:
+        """The resumed run goes on from there: the curve's points behind it go; events stay as they are."""
+        self._cut_at = epoch
         if not self._pending:
-            self._try(_CURVE, lambda: self._cut_curve(step))
+            self._try(_CURVE, lambda: self._cut_curve(epoch))
 
     def finish(self, record: dict[str, Any]) -> str | None:
         """Write the result, and let go of the folder. Returns one line on what could not be written, if anything.
@@ -170,13 +173,13 @@ class RunFolder:
         self._curve.add(_csv([*rows, [point.get(column) for column in columns]]))
         self._columns = columns
 
-    def _cut_curve(self, step: int) -> None:
+    def _cut_curve(self, epoch: float) -> None:
         path = self.path / _CURVE
         with path.open(newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
         if header:
-            at = header.index("step")
-            disk.write(path, _csv([header, *(row for row in rows if int(row[at]) <= step)]).encode())
+            at = header.index("epoch")
+            disk.write(path, _csv([header, *(row for row in rows if float(row[at]) <= epoch)]).encode())
             self._curve.close()
             self._curve = disk.Log(path)
 
@@ -185,7 +188,7 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         disk.write(folder / name, blob)
         by_age = sorted(folder.iterdir(), key=lambda file: (file.name == name, file.stat().st_mtime_ns, file.name))
-        for file in by_age[:-KEPT]:
+        for file in by_age[:-KEPT] + [file for file in by_age[-KEPT:] if file.name > name]:
             file.unlink()
 
 

@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from hocket.core.errors import UserError
-
 
 def newest(folder: Path) -> Path | None:
     """The last checkpoint in a run's folder."""
@@ -19,25 +17,21 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:010d}.safetensors"
 
 
-def step_of(checkpoint: Path) -> int:
-    number = checkpoint.stem.removeprefix("step-")
-    if not number.isdecimal():
-        raise UserError(f"{checkpoint} is no checkpoint of Hocket's; they are called like step-0000000100.safetensors")
-    return int(number)
+def read_curve(folder: Path, epoch: float) -> list[dict[str, Any]]:
+    """The points of the learning curve up to an epoch; what comes after it will come again.
 
-
-def read_curve(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The points of the learning curve up to a step; what comes after it will come again."""
+    Not up to a step: with other workers an epoch has another number of them.
+    """
     return [
         {key: int(value) if key == "step" else float(value) if value else None for key, value in row.items()}
-        for row in _rows(folder, step)
+        for row in _rows(folder, epoch)
     ]
 
 
-def _rows(folder: Path, step: int) -> list[dict[str, str]]:
+def _rows(folder: Path, epoch: float) -> list[dict[str, str]]:
     """Whole lines only: the last may have been cut off."""
     try:
         with (folder / "curve.csv").open(newline="") as file:
-            return [row for row in csv.DictReader(file) if None not in row.values() and int(row["step"]) <= step]
+            return [row for row in csv.DictReader(file) if None not in row.values() and float(row["epoch"]) <= epoch]
     except (OSError, ValueError, KeyError, csv.Error):
         return []

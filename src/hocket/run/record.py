@@ -214,9 +214,9 @@ def _curve_of(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _joined(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One learning curve, a point a step; where both have one, the later counts."""
-    points = {point["step"]: point for point in [*before, *after]}
-    return [points[step] for step in sorted(points)]
+    """One learning curve, each of its points once; where both have one, the later counts."""
+    points = {point["epoch"]: point for point in [*before, *after]}
+    return [points[epoch] for epoch in sorted(points)]
 
 
 def _middle(times: Sequence[dict[str, float]]) -> dict[str, float | None]:

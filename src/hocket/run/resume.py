@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.drivers.checkpoint import epochs_done
 from hocket.measure.result import Result
-from hocket.run.past import newest, step_of
+from hocket.run.past import newest
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import Training, prepare
@@ -35,8 +36,8 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     if not checkpoint:
         display.note(f"{folder} had not come to its first checkpoint: it starts from the beginning")
         return training.run(folder, force=True, display=display)
-    if (step := step_of(checkpoint)) >= training.plan.steps:
-        raise UserError(f"{folder} has done {step} of {training.plan.steps} steps; give it more, such as epochs=N")
+    if (done := epochs_done(checkpoint)) >= training.epochs:
+        raise UserError(f"{folder} has done {done:g} of {training.epochs:g} epochs; give it more, such as epochs=N")
     return training.run(folder, display=display)
 
 
@@ -54,11 +55,11 @@ def _check_unfinished(folder: Path, before: RunSpec, training: Training) -> None
     """Refuse a run that has nothing left to do."""
     try:
         result = json.loads((folder / "result.json").read_text())
-        verdict, steps = str(result["verdict"]), int(result["steps"])
+        verdict, steps, epochs = str(result["verdict"]), int(result["steps"]), float(result["epochs"])
     except (OSError, ValueError, TypeError, KeyError):
         return  # it was cut off before it could say
     after = training.spec
-    if verdict == "finished" and steps >= training.plan.steps:
+    if verdict == "finished" and epochs >= training.epochs:
         raise UserError(f"{folder} is finished after {steps} steps; give it more, such as epochs=N")
     if verdict == "reached-target" and before.target == after.target:
         raise UserError(f"{folder} has reached its target {after.target:g}; give it another, such as target=none")

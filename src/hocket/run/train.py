@@ -16,6 +16,8 @@ from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.core.shard import Shards
+from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
 from hocket.engines.catalogue import Engine, Program, engine
@@ -24,7 +26,7 @@ from hocket.measure.result import Result
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
 from hocket.run.loading import find_name, load_task
-from hocket.run.past import read_curve, step_of
+from hocket.run.past import read_curve
 from hocket.run.place import check_name
 from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
@@ -54,11 +56,17 @@ class Training:
         """Whether this process speaks for the run; those that a launcher started beside it stay silent."""
         return self.engine.starts_processes() or launched_rank() == 0
 
+    @property
+    def epochs(self) -> float:
+        """How many passes over the data it makes."""
+        plan = self.plan
+        return plan.steps / Shards(len(self.train), plan.workers, plan.batch, plan.seed).steps
+
     def run(self, out: Path | None = None, *, force: bool = False, display: Display | None = None) -> Result:
         """Train. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt when the record is finished."""
         if self.is_root and not out and self.plan.checkpoint != Cadence():
             raise UserError("checkpoints need a folder; give one with out=")
-        resumed_at = step_of(Path(self.plan.resume)) if self.plan.resume else None
+        resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
             about = About(
                 self.plan,
@@ -76,7 +84,7 @@ class Training:
                 raise KeyboardInterrupt
             return result
 
-    def _folder(self, out: Path, force: bool, resumed_at: int | None) -> RunFolder:
+    def _folder(self, out: Path, force: bool, resumed_at: float | None) -> RunFolder:
         check_name(out)
         folder = RunFolder(out, self.spec.to_toml(), force=force, resumed=resumed_at is not None)
         if resumed_at is not None:
