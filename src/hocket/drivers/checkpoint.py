@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.state import decode, encode
+from hocket.measure import disk
 from hocket.version import __version__
 
 FORMAT = 1
@@ -159,8 +158,8 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
     alike = all(_alike(first[key], other[key]) for other in others for key in ("replica", "optimizer", "kept"))
     shared = about["servers"] or any(state["mail"] or state["shared"] for state in found.states)
     if shared or not at_the_end or not alike:
-        why = "their states differ" if at_the_end else "it was not the end of an epoch"
-        raise UserError(f"{path} was saved by {saved} workers, and {why}: it goes on with {saved}; use workers={saved}")
+        why = "not at the end of an epoch" if not at_the_end else "not all in the same state"
+        raise UserError(f"{path} was saved by {saved} workers, {why}: it goes on with as many; use {saved} workers")
     step = about["step"] // about["steps_per_epoch"] * here["steps_per_epoch"]
     states = [found.states[r] if r < saved else _newcomer(first) for r in range(workers)]
     judged = step if first["driver"]["judged"] == about["step"] else 0
@@ -189,15 +188,6 @@ def write(path: Path, content: bytes) -> None:
     """In one piece: whoever reads finds the old file or the new one, whatever happens meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            os.unlink(part)
-            raise
+        disk.write(path, content)
     except OSError as error:
         raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from None

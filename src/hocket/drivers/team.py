@@ -155,6 +155,9 @@ class Team:
             gradient.weight = Weight(1.0 if self._samples is None else self._samples, None)
             self._samples = None
             self._rank.clock.charge(1.0)
+            if session.worker.on_part is not None:
+                for part in replica.parts:  # backward is the user's: all are complete by now
+                    session.worker.on_part(part)
             session.step(gradient)
             return loss[0]
 
@@ -238,7 +241,7 @@ class Team:
     def _about(self, session: Session) -> dict[str, Any]:
         servers, parameters = self._strategy.server_ranks(), session.replica.x.numel()
         name = type(session.optimizer).__name__
-        known = {"strategy": self._strategy.name, "workers": self.size, "servers": servers}
+        known = {"strategy": repr(self._strategy), "workers": self.size, "servers": servers}
         return known | {"optimizer": name, "parameters": parameters}
 
     def _prepared(self, what: str) -> Session:

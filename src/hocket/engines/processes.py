@@ -22,6 +22,7 @@ from hocket.core.comm import Comm, Rank
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.engines import local
+from hocket.engines.brakes import Brakes, hearing
 from hocket.engines.engine import TICK_S, Listener, Main, Program, operation_of
 from hocket.engines.engine import engine as engines
 from hocket.engines.line import Control, Link
@@ -61,9 +62,10 @@ def run_joined(
         host, _, address = address.partition("/")
         link = Link(address, comm.rank, status) if host == socket.gethostname() else None
         tell = link.tell if link else lambda kind, data, blob=b"": None
+        brake = Brake()
         if link:
-            link.start(on_lost=lambda: None, hear=lambda kind, data: None)
-        rank = Rank(comm, RealClock(), tell, status, offers)
+            link.start(on_lost=lambda: None, hear=hearing(link, brake))
+        rank = Rank(comm, RealClock(), tell, status, offers, brake)
         local.current.rank = rank
         try:
             results = gather_json(comm, main(rank))
@@ -106,6 +108,7 @@ class joined_control:
     def _serve(self) -> None:
         assert self._control is not None
         statuses = [Status() for _ in range(self._comm.size)]
+        brakes, here = Brakes(self._control, self._comm.size), set()
         while True:
             try:
                 word = self._control.words.get(timeout=TICK_S)
@@ -115,8 +118,17 @@ class joined_control:
                     return
                 continue
             match word.kind:
-                case "hello" | "lost":
+                case "hello":
+                    here.add(word.rank)
+                case "lost":
+                    here.discard(word.rank)
+                case "brake" if len(here) == self._comm.size:  # ranks on other machines have no line to us
+                    brakes.pull(word.data["purpose"])
+                case "brake":
                     pass
+                case "promise":
+                    brakes.promised(word.rank, word.data["step"])
+                    brakes.release(())
                 case "status":
                     for key, value in word.data.items():
                         setattr(statuses[word.rank], key, value)

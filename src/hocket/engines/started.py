@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import sys
-from typing import Any
 
 from hocket.core.brake import Brake
 from hocket.core.environment import CONTROL, PROGRAM, launched_rank
 from hocket.core.status import Status
+from hocket.engines.brakes import hearing
 from hocket.engines.guard import die_with_parent
 from hocket.engines.line import Link
 
@@ -22,15 +22,8 @@ def main() -> int:
     status, brake = Status(operation="import"), Brake()
     link = Link(os.environ[CONTROL], launched_rank(), status)
 
-    def hear(kind: str, data: dict[str, Any]) -> None:
-        match kind:
-            case "brake":
-                link.tell("promise", {"step": brake.promise(data["purpose"])})
-            case "pause":
-                brake.pause_after(data["step"])
-
     # A rank without its starter has nobody to work for: end at once, even inside a long computation.
-    link.start(on_lost=lambda: os._exit(1), hear=hear)
+    link.start(on_lost=lambda: os._exit(1), hear=hearing(link, brake))
 
     from hocket.engines.processes import run_started
 

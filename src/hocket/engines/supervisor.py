@@ -19,6 +19,7 @@ from hocket.core.brake import Purpose
 from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
+from hocket.engines.brakes import Brakes
 from hocket.engines.engine import STOP_S, TICK_S, Listener, Program, first_failure
 from hocket.engines.line import Control, Word
 
@@ -81,7 +82,7 @@ class Supervisor:
         self._lost: set[int] = set()
         self._dead: dict[int, tuple[str, float]] = {}
         self._launcher_status: int | None = None
-        self._promises: dict[int, int] = {}
+        self._brakes = Brakes(control, size)
         self._silent_s = [0.0] * size
         self._cpu_s = [0.0] * size
         self._leave = threading.Event()
@@ -169,9 +170,7 @@ class Supervisor:
         """Ask all ranks to pause after a step that all can reach. False if they have not even begun."""
         if len(self._ready) < len(self._statuses):
             return False
-        self._promises.clear()
-        for rank in range(len(self._statuses)):
-            self._control.tell(rank, "brake", {"purpose": purpose})
+        self._brakes.pull(purpose)
         return True
 
     def _watch(self, guard: subprocess.Popen[bytes]) -> None:
@@ -273,7 +272,7 @@ class Supervisor:
             case "brake":
                 self._brake(data["purpose"])
             case "promise":
-                self._promises[rank] = data["step"]
+                self._brakes.promised(rank, data["step"])
                 self._release()
             case "done":
                 self._results[rank] = data["result"]
@@ -290,14 +289,8 @@ class Supervisor:
                 self._listener.hear(rank, word.kind, data, word.blob)
 
     def _release(self) -> None:
-        """When every rank has said how far it will go at most, let all go as far as the farthest, and pause there."""
-        if not self._promises or self._promises.keys() | self._results.keys() < set(range(len(self._statuses))):
-            return
-        farthest = max(self._promises.values())
-        if farthest == 1:
+        if self._brakes.release(self._results.keys()) == 1:
             self._leave.set()  # nobody has taken a step, or this program never asks whether to pause
-        for rank in self._promises:
-            self._control.tell(rank, "pause", {"step": farthest})
 
     def _process_ended(self, number: int, data: dict[str, Any]) -> None:
         status = data.get("status", 0)

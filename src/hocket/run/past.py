@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 
-def newest(folder: Path) -> Path | None:
-    """The last checkpoint in a run's folder."""
-    return max((folder / "checkpoints").glob("step-*.safetensors"), default=None)
+def by_age(folder: Path) -> list[Path]:
+    """The checkpoints in a run's folder, the newest first."""
+    return sorted((folder / "checkpoints").glob("step-*.safetensors"), reverse=True)
 
 
 def checkpoint_name(step: int) -> str:

@@ -112,8 +112,9 @@ class Recorder(Listener):
         if self._closed:
             return None
         self._closed = True
-        self._display.end(record)
-        return self._folder.finish(record) if self._folder else None
+        missing = self._folder.finish(record) if self._folder else None
+        self._display.end(record)  # last, as whoever reads it may have gone
+        return missing
 
     def _finished(self, everyone: list[dict[str, Any]]) -> Result:
         workers = self._about.plan.workers

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
-from hocket.drivers.checkpoint import epochs_done
+from hocket.drivers.checkpoint import epochs_done, read
 from hocket.measure.result import Result
-from hocket.run.past import newest
+from hocket.run.past import by_age
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import Training, prepare
@@ -28,7 +28,7 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     override(values, dict(changes))
     after = RunSpec.from_mapping(values)
     _check_changes(before, after)
-    checkpoint = newest(folder)
+    checkpoint = _newest_whole(folder, display)
     if not checkpoint and not before.checkpoint_every:
         raise UserError(f"{folder} has no checkpoint to go on from; train anew, with --checkpoint-every 1")
     training = prepare(after, task, resume=str(checkpoint.resolve()) if checkpoint else "")
@@ -39,6 +39,23 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     if (done := epochs_done(checkpoint)) >= training.epochs:
         raise UserError(f"{folder} has done {done:g} of {training.epochs:g} epochs; give it more, such as epochs=N")
     return training.run(folder, display=display)
+
+
+def _newest_whole(folder: Path, display: Display) -> Path | None:
+    """The newest checkpoint that can be read; one that a disk has damaged is left aside, and named."""
+    faults = []
+    for checkpoint in by_age(folder):
+        try:
+            read(checkpoint)
+        except UserError as error:
+            faults.append(error)
+            continue
+        for fault in faults:
+            display.note(f"{fault}: going on from {checkpoint.name}")
+        return checkpoint
+    if faults:
+        raise faults[0]
+    return None
 
 
 def _check_changes(before: RunSpec, after: RunSpec) -> None:
