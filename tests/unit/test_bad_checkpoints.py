@@ -120,7 +120,7 @@ def test_a_damaged_file(runs: Runs, damage: Callable[[bytearray], None]) -> None
     damage(raw)
     saved.write_bytes(raw)
     line = runs.refused("epochs=3")
-    assert str(saved) in line and "is damaged, or no checkpoint of Hocket's; take the one before it" in line
+    assert str(saved) in line and "is damaged, or no checkpoint of Hocket's; delete it to go on from step-" in line
     saved.unlink()
     assert runs.resume("epochs=3"), "and the one before it can be taken"
 
@@ -173,15 +173,15 @@ def test_fewer_workers_too(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("text", "args", "why"),
     [
-        ("local-sgd:every=5", ["epochs=3"], "their states differ"),
-        ("allreduce", ["steps=14"], "it was not the end of an epoch"),
-        ("server:mode=sync", ["epochs=3"], "their states differ"),
+        ("local-sgd:every=5", ["epochs=3"], "not all in the same state"),
+        ("allreduce", ["steps=14"], "not at the end of an epoch"),
+        ("server:mode=sync", ["epochs=3"], "not all in the same state"),
     ],
 )
 def test_other_workers_where_that_is_not_possible(runs: Runs, text: str, args: list[str], why: str) -> None:
     saved = runs.train("-s", text, "--steps", "7" if "steps" in args[0] else "12")
     line = runs.refused("workers=3", *args)
-    assert f"{saved} was saved by 2 workers, and {why}: it goes on with 2; use workers=2" in line
+    assert f"{saved} was saved by 2 workers, {why}: it goes on with as many; use 2 workers" in line
 
 
 def test_a_folder_without_checkpoints(runs: Runs) -> None:

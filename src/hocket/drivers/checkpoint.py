@@ -24,6 +24,10 @@ FORMAT = 1
 _KEY, _SUM = "hocket", "sha256"
 
 
+class Damaged(UserError):
+    """A file that is not what was once written, or never was a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What was saved: one state a rank, workers first, and what is known of the run."""
@@ -116,7 +120,7 @@ def _reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError):
-        raise UserError(f"{path} is damaged, or no checkpoint of Hocket's; take the one before it") from None
+        raise Damaged(f"{path} is damaged, or no checkpoint of Hocket's") from None
 
 
 def _checked(path: Path, raw: bytes) -> dict[str, Any]:

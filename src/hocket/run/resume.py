@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
-from hocket.drivers.checkpoint import epochs_done, read
+from hocket.drivers.checkpoint import Damaged, epochs_done, read
 from hocket.measure.result import Result
 from hocket.run.past import by_age
 from hocket.run.progress import Display
@@ -28,7 +28,7 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     override(values, dict(changes))
     after = RunSpec.from_mapping(values)
     _check_changes(before, after)
-    checkpoint = _newest_whole(folder, display)
+    checkpoint = _newest(folder)
     if not checkpoint and not before.checkpoint_every:
         raise UserError(f"{folder} has no checkpoint to go on from; train anew, with --checkpoint-every 1")
     training = prepare(after, task, resume=str(checkpoint.resolve()) if checkpoint else "")
@@ -41,21 +41,16 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     return training.run(folder, display=display)
 
 
-def _newest_whole(folder: Path, display: Display) -> Path | None:
-    """The newest checkpoint that can be read; one that a disk has damaged is left aside, and named."""
-    faults = []
-    for checkpoint in by_age(folder):
+def _newest(folder: Path) -> Path | None:
+    """The newest checkpoint, if it can be read; whether to go on from the one before it is the user's to say."""
+    found, *older = [*by_age(folder), None]
+    if found is not None:
         try:
-            read(checkpoint)
-        except UserError as error:
-            faults.append(error)
-            continue
-        for fault in faults:
-            display.note(f"{fault}: going on from {checkpoint.name}")
-        return checkpoint
-    if faults:
-        raise faults[0]
-    return None
+            read(found)
+        except Damaged as error:
+            remedy = f"; delete it to go on from {older[0].name}" if older and older[0] else "; train anew"
+            raise UserError(f"{error}{remedy}") from None
+    return found
 
 
 def _check_changes(before: RunSpec, after: RunSpec) -> None:
