@@ -82,8 +82,8 @@ def moved(value: Any, device: torch.device) -> Any:
             return value.to(device)
         case dict():
             return {k: moved(v, device) for k, v in value.items()}
-        case list():
-            return [moved(v, device) for v in value]
+        case list() | tuple():
+            return type(value)(moved(v, device) for v in value)
     return value
 
 

@@ -46,7 +46,7 @@ def pack_state(state: dict[str, Any]) -> Tensor:
 
 
 def unpack_state(block: Tensor) -> dict[str, Any]:
-    raw = block.numpy().tobytes()
+    raw = block.cpu().numpy().tobytes()
     state: dict[str, Any] = decode(json.loads(_header(raw)[_KEY]), load(raw))
     return state
 
