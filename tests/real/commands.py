@@ -64,7 +64,7 @@ class Command:
             if self.process.poll() is not None:
                 return False
             assert time.monotonic() < limit
-            time.sleep(0.002)
+            time.sleep(0.001)
         return True
 
     def end(self, limit_s: float = 120) -> tuple[int, str]:

@@ -73,17 +73,19 @@ large = hocket.Task(model=heavy, data=DATA, **SETTINGS | {"epochs": 30})
 busy = hocket.Task(model=perceptron, data=(samples(20_000), samples(40)), **SETTINGS | {"epochs": 60, "lr_decay": 1.0})
 
 
-def usable(text: str, ranks: int) -> bool:
-    """Whether so many ranks can run it."""
-    chosen = strategy.make(text)
+def usable(case: str, ranks: int) -> bool:
+    """Whether so many ranks can run it. A case is a strategy, and behind a bar an optimizer where it is not SGD."""
+    chosen = strategy.make(case.partition("|")[0])
     return chosen.fewest_workers <= ranks - chosen.server_ranks() <= chosen.most_workers
 
 
-def train(rank: Rank, name: str, text: str, steps: int, every: str, resume: str, keep: Path) -> dict[str, Any]:
+def train(rank: Rank, name: str, case: str, steps: int, every: str, resume: str, keep: Path) -> dict[str, Any]:
     """One rank's part in a run of all ranks. Checkpoints go to the folder `keep`."""
+    text, _, optimizer = case.partition("|")
     task: hocket.Task = {"small": small, "random": random}[name]
     workers = rank.comm.size - strategy.make(text).server_ranks()
-    spec = RunSpec(task=name, strategy=text, workers=workers, steps=steps, seed=5, checkpoint_every=every)
+    settings: dict[str, Any] = {"optimizer": optimizer, "momentum": 0.0} if optimizer else {}
+    spec = RunSpec(task=name, strategy=text, workers=workers, steps=steps, seed=5, checkpoint_every=every, **settings)
     data = task.load()
     plan = dataclasses.replace(resolve(spec, task, len(data[0])), resume=resume)
     model: list[nn.Module] = []
@@ -108,19 +110,19 @@ def train(rank: Rank, name: str, text: str, steps: int, every: str, resume: str,
 def save_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     """Every strategy's run once without a stop, and once as far as `cut` with a checkpoint there."""
     found = {}
-    for i, text in enumerate(argument["texts"]):
-        if usable(text, rank.comm.size):
+    for i, case in enumerate(argument["cases"]):
+        if usable(case, rank.comm.size):
             keep = Path(argument["keep"]) / str(i)
-            found[text] = train(rank, argument["task"], text, argument["steps"], "", "", keep)
-            train(rank, argument["task"], text, argument["cut"], "1000", "", keep)
+            found[case] = train(rank, argument["task"], case, argument["steps"], "", "", keep)
+            train(rank, argument["task"], case, argument["cut"], "1000", "", keep)
     return found
 
 
 def resume_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     """Go on with the runs that `save_all` cut off."""
     found = {}
-    for i, text in enumerate(argument["texts"]):
-        if usable(text, rank.comm.size):
+    for i, case in enumerate(argument["cases"]):
+        if usable(case, rank.comm.size):
             (saved,) = (Path(argument["keep"]) / str(i)).iterdir()
-            found[text] = train(rank, argument["task"], text, argument["steps"], "", str(saved), saved.parent)
+            found[case] = train(rank, argument["task"], case, argument["steps"], "", str(saved), saved.parent)
     return found

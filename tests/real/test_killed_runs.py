@@ -27,6 +27,23 @@ def undisturbed(text: str) -> dict[str, list[Any]]:
     return {name: tensor.tolist() for name, tensor in found.state.items()}
 
 
+def parts(out: Path) -> list[str]:
+    """Files that are being written."""
+    folder = out / "checkpoints"
+    return [name for name in os.listdir(folder) if name.endswith(".part")] if folder.exists() else []
+
+
+def stopped_inside_a_write(run: commands.Command, out: Path) -> bool:
+    """Stop the command while it writes a checkpoint: then there is time to find all of it, and kill it right there."""
+    if not parts(out):
+        return False
+    run.process.send_signal(signal.SIGSTOP)
+    if parts(out):
+        return True
+    run.process.send_signal(signal.SIGCONT)
+    return False
+
+
 def kill(run: commands.Command, out: Path, moment: str, rng: random.Random) -> bool:
     """Kill a run once it is there; False if it has ended before."""
     before = commands.points(out)
@@ -38,7 +55,7 @@ def kill(run: commands.Command, out: Path, moment: str, rng: random.Random) -> b
             time.sleep(rng.uniform(0, 0.3))
         case "writing":
             skip = rng.randrange(4)
-            run.until(lambda: commands.points(out) > before + skip and list(out.rglob("*.part")))
+            run.until(lambda: commands.points(out) > before + skip and stopped_inside_a_write(run, out))
     if run.process.poll() is not None:
         return False
     segments = run.segments()
@@ -53,6 +70,11 @@ def kill(run: commands.Command, out: Path, moment: str, rng: random.Random) -> b
     return True
 
 
+def begin(text: str, out: Path) -> commands.Command:
+    """With --force, since a run may have been killed before there was anything to go on from."""
+    return commands.train("large", text, "mpi", out, "--checkpoint-every", "1", "--force")
+
+
 def survive(folder: Path, text: str, moments: list[str], seed: int) -> None:
     """Kill a run at each of these moments, and let it finish."""
     rng = random.Random(seed)
@@ -60,19 +82,13 @@ def survive(folder: Path, text: str, moments: list[str], seed: int) -> None:
     while moments:
         number += 1
         out = folder / str(number)
-        run = commands.train("large", text, "mpi", out, "--checkpoint-every", "1")
+        run = begin(text, out)
         while moments and kill(run, out, moments[0], rng):
             moments.pop(0)
-            inside += bool(list(out.rglob("*.part")))
+            inside += bool(parts(out))
             for saved in commands.checkpoints(out):
                 assert checkpoint.read(saved).about["strategy"] == text
-            # it may have been killed before there was anything to go on from
-            again = [] if (out / "spec.toml").exists() else ["--force"]
-            run = (
-                commands.train("large", text, "mpi", out, "--checkpoint-every", "1", *again)
-                if again
-                else commands.hocket("resume", out)
-            )
+            run = commands.hocket("resume", out) if (out / "spec.toml").exists() else begin(text, out)
         commands.finish(run)
         assert commands.model(out) == undisturbed(text)
         assert commands.result(out)["verdict"] == "finished"

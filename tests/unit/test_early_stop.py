@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny import on_threads
 from torch import Tensor, nn
 
 import hocket
+from hocket.core.brake import Brake
+from hocket.core.comm import Rank
+from hocket.drivers.feed import Pool
 from hocket.strategies import strategy
 
 TEXTS = [
@@ -65,3 +71,31 @@ def test_at_the_target(engine: str, text: str) -> None:
 @pytest.mark.parametrize("text", ["hogwild", "leashed", "mutex", "rwlock"])
 def test_compiled(text: str) -> None:
     stops(DENSE, text, "threads")
+
+
+@pytest.mark.parametrize("engine", ["threads", "sim"])
+@pytest.mark.parametrize("text", ["server:mode=async", "gossip:kind=adpsgd", "hogwild"])
+def test_a_run_that_has_stopped_goes_on_to_another_goal(tmp_path: Path, engine: str, text: str) -> None:
+    settings: dict[str, Any] = dict(strategy=text, engine=engine, workers=3, seed=2, progress=False)
+    found = hocket.fit(ODD, target=0.7, checkpoint_every=1, out=tmp_path / "run", **settings)
+    assert found.verdict == "reached-target"
+    more = math.ceil(found.epochs) + 3
+    found = hocket.resume(tmp_path / "run", task=ODD, progress=False, target=None, epochs=more)
+    assert (found.verdict, found.epochs) == ("finished", more)
+    assert sum(worker["samples"] for worker in found.per_worker) == more * 240, "each sample once an epoch"
+
+
+def test_several_may_find_the_target_at_once() -> None:
+    def main(rank: Rank) -> tuple[bool, bool]:
+        pool = Pool(rank.comm, 1000, math.inf, at_the_end=False)
+        for _ in range(rank.comm.rank):
+            pool.draw()
+            pool.spend()
+        rank.comm.barrier()
+        pool.empty()
+        rank.comm.barrier()
+        found = pool.draw() >= 1000, pool.must_meet(Brake())
+        pool.close()
+        return found
+
+    assert on_threads(main, 8) == [(True, False)] * 8

@@ -83,9 +83,12 @@ class Server:
         """What workers ask for, until all are done.
 
         A worker that is `away` or `done` shows up here too: who waited for it may go on. While all are away the run
-        may be saved, or another state loaded. Who wants a `look` at the parameters gets them at once.
+        may be saved, or another state loaded. Workers come back together: with the first word of it all count as
+        active, since what one sends next may overtake another's word. Who wants a `look` at the parameters gets them
+        at once.
         """
         done: set[int] = set()
+        returning: set[int] = set()
         asked_to_save = False
         while len(done) < self.workers:
             worker, msg = self.comm.recv()
@@ -95,11 +98,15 @@ class Server:
                     continue
                 case "load":
                     self._frame.load(msg.tensors[0])
+                    self._frame.show(worker)  # so it knows, and nobody goes on before
                     continue
                 case "save":
                     asked_to_save = True
                 case "back":
-                    self.active.add(worker)
+                    if worker not in returning:
+                        self.active |= set(range(self.workers)) - done
+                        returning |= self.active
+                    returning.discard(worker)
                     continue
                 case "away" | "done":
                     self.active.discard(worker)

@@ -198,6 +198,8 @@ class Session:
                 for r, other in enumerate(checkpoint.states[1:], 1):
                     packed = Message("load", (), (pack_state(other),))
                     comm.isend(r, packed, FRAME if r < self.workers else 0).wait()
+                    if r >= self.workers:
+                        comm.recv(r, FRAME)
             else:
                 state = unpack_state(comm.recv(0, FRAME)[1].tensors[0])
             self._load_common(state)

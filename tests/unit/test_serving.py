@@ -1,0 +1,55 @@
+"""What a server makes of the words of its workers, in whatever order they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.core.clock import RealClock
+from hocket.core.message import Message
+from hocket.core.serving import Frame, Server, hyperparameters
+from hocket.strategies import strategy
+
+
+class Script:
+    """A Comm on which everything that comes in is known beforehand."""
+
+    def __init__(self, words: list[tuple[int, Message]]) -> None:
+        self._words = iter(words)
+        self.sent: list[tuple[int, str]] = []
+
+    def recv(self, *_: Any) -> tuple[int, Message]:
+        return next(self._words)
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Any:
+        self.sent.append((to, msg.kind))
+        return Done()
+
+
+class Done:
+    def wait(self) -> None:
+        pass
+
+
+def test_a_step_waits_for_all_after_a_pause() -> None:
+    """Worker 1 comes back from it, and pushes, before worker 0's word of its return arrives."""
+    x, g = torch.zeros(1), torch.zeros(1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(x)], lr=1.0)
+
+    def push(value: float) -> Message:
+        return Message("push", (0, 1, 2, 1), (torch.tensor([value]), hyperparameters(optimizer)))
+
+    steps: list[float] = []
+    words = [
+        (0, Message("away")), (1, Message("away")),
+        (1, Message("back")), (1, push(2.0)), (0, Message("back")), (0, push(4.0)),
+        (0, Message("away")), (1, Message("away")), (0, Message("back")), (1, Message("back")),
+        (1, Message("done")), (0, Message("done")),
+    ]  # fmt: skip
+    comm: Any = Script(words)
+    frame = Frame(show=lambda worker: None, save=lambda: None, load=lambda packed: None)
+    server = Server(comm, RealClock(), 2, x, g, optimizer, lambda: steps.append(g.item()), lambda *_, **__: None, frame)
+    strategy.make("server:mode=sync").server(server)
+    assert steps == [3.0]
+    assert comm.sent == [(0, "model"), (1, "model")] * 2
