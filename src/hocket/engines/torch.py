@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import os
 import socket
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,8 +100,20 @@ def connect(deadline: float) -> TorchComm:
         backend = "cpu:gloo,cuda:nccl" if gpus >= local_ranks else "gloo"
         # Our own waits have the deadline; this limit is for the first meeting too, to which some may come late.
         dist.init_process_group(backend, timeout=timedelta(seconds=start_limit(size, deadline)))
-        atexit.register(dist.destroy_process_group)  # its threads abort a process that ends without it
+        atexit.register(_destroy)
     return TorchComm(dist.group.WORLD, deadline)
+
+
+_carrying: deque[Tensor] = deque(maxlen=4)
+"""Tensors that Gloo's threads may still hold: they let go a moment after we hear that an operation is done."""
+
+
+def _destroy() -> None:
+    """Let Gloo's threads come to rest: one that needs Python when there is none aborts the process."""
+    until = time.monotonic() + 5.0
+    while any(x._use_count() > 1 for x in _carrying) and time.monotonic() < until:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    dist.destroy_process_group()
 
 
 def abort() -> None:
@@ -177,7 +190,9 @@ class TorchComm:
 
     def _carried(self, x: Tensor) -> Tensor:
         """The tensor where this group can carry it: Gloo carries what is in main memory, NCCL what is on a GPU."""
-        return x.detach() if self._nccl and x.is_cuda else on_host(x)
+        carried = x.detach() if self._nccl and x.is_cuda else on_host(x)
+        _carrying.append(carried)
+        return carried
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
         carried = self._carried(x)
