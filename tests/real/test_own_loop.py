@@ -1,4 +1,4 @@
-"""The user's own loop in real processes: saved and taken up, and with servers. Takes about 35 s."""
+"""The user's own loop in real processes: saved and taken up, and with servers. 35 s; `slow` ones take 15 s more."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ STARTERS = {
 }
 
 
-@pytest.mark.parametrize("starter", ["mpiexec", "torchrun", "threads", "mpi", "torch"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "torch")]
+
+
+@pytest.mark.parametrize("starter", ["mpiexec", "torchrun", "threads", *SLOW])
 def test_a_loop_with_servers(tmp_path: Path, starter: str) -> None:
     """The rates of the user's scheduler reach the server."""
     out = tmp_path / "weights"
