@@ -1,7 +1,7 @@
-"""Law: k steps, save, load in fresh processes, the rest = uninterrupted, on every engine. 60 s; `slow` ones take 80 s more.
+"""Law: k steps, save, load in fresh processes, the rest = uninterrupted, on every engine. 60 s; `slow` ones 80 s more.
 
 In workers that keep in step it holds bit for bit. Those that do not have, in the end, trained on every sample as often
-as there were epochs. (On `sim`, tests/conformance/test_resume.py has the law bit for bit for all.)
+as there were epochs. (On `sim`, tests/conformance/test_saved_runs.py has the law bit for bit for all.)
 """
 
 from __future__ import annotations
