@@ -66,10 +66,8 @@ def main() -> None:
         medians = [statistics.median(speed for speed, _ in runs) for runs in found.values()]
         accuracies = [statistics.median(accuracy for _, accuracy in runs) for runs in found.values()]
         ours, theirs = (f"{m:,.1f} (accuracy {a:.3f})" for m, a in zip(medians, accuracies, strict=True))
-        print(
-            f"{name}: {ours} against {theirs}, ratio {statistics.median(ratios):.3f} (from {min(ratios):.3f} to {max(ratios):.3f})",
-            flush=True,
-        )
+        spread = f"{statistics.median(ratios):.3f} (from {min(ratios):.3f} to {max(ratios):.3f})"
+        print(f"{name}: {ours} against {theirs}, ratio {spread}", flush=True)
 
 
 if __name__ == "__main__":
