@@ -97,6 +97,9 @@ class World(ABC):
             self.aborted = True
             self.changed(range(self.size))
 
+    def prepare_shared(self) -> None:  # noqa: B027 - a simulated memory needs nothing
+        """Compile what shared memory needs: by every rank before they meet, where there is a deadline."""
+
     @abstractmethod
     def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
         """Memory that all ranks share, with the parameters `x` in it."""
@@ -273,6 +276,7 @@ class LocalComm:
         def combine(parts: list[Tensor]) -> list[Any]:
             return [self._world.make_shared(sharing, parts[0])] * self.size
 
+        self._world.prepare_shared()
         shared_by = self._meet("share", x.detach(), 0, combine)()
         return self._world.shared_by(shared_by, self._me, self.rank)
 

@@ -20,12 +20,6 @@ def load_kernels() -> None:
     vector.snapshot(x)
 
 
-def in_one_process(sharing: Sharing, x: Tensor) -> MappedVector:
-    """A vector for threads."""
-    load_kernels()
-    return MappedVector.create(sharing, x)
-
-
 def between_processes(comm: Comm, sharing: Sharing, x: Tensor) -> MappedVector:
     """A vector for the ranks of `comm`, each of which is a process. Its file has no name once all have mapped it."""
     load_kernels()

@@ -51,10 +51,15 @@ class ThreadWorld(World):
         self._clocks = [RealClock() for _ in range(size)]
         self._stoppable: list[Callable[[], None]] = []
 
-    def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
-        from hocket.engines.mapped import in_one_process
+    def prepare_shared(self) -> None:
+        from hocket.engines.mapped import load_kernels
 
-        vector = in_one_process(dataclasses.replace(sharing, deadline_s=self._deadline), x)
+        load_kernels()
+
+    def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
+        from hocket.kernels.memory.vector import MappedVector
+
+        vector = MappedVector.create(dataclasses.replace(sharing, deadline_s=self._deadline), x)
         self._stoppable.append(vector.stop)
         return vector
 
