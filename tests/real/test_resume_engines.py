@@ -1,4 +1,4 @@
-"""Law: k steps, save, load in fresh processes, the rest = uninterrupted, on every engine. 60 s; `slow` ones take 80 s more.
+"""Law: k steps, save, load in fresh processes, the rest = uninterrupted, on every engine. 60 s; `slow` ones 80 s more.
 
 In workers that keep in step it holds bit for bit. Those that do not have, in the end, trained on every sample as often
 as there were epochs. (On `sim`, tests/conformance/test_resume.py has the law bit for bit for all.)
@@ -36,6 +36,7 @@ EVERY = [
     for name in ENGINES
     for ranks in (2, 3, 5)
 ]
+pytestmark = pytest.mark.timeout(400)
 STEPS, CUT = 27, 13
 """Neither is the end of an epoch, for any number of workers."""
 
