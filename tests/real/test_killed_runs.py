@@ -103,6 +103,7 @@ def survive(folder: Path, text: str, moments: list[str], seed: int) -> None:
 MOMENTS = ["writing", "anywhere", "training"]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("text", "moments"), [("allreduce", MOMENTS), ("server:mode=sync", ["writing", "training"])])
 def test_a_killed_run_ends_as_if_nothing_had_happened(tmp_path: Path, text: str, moments: list[str]) -> None:
     survive(tmp_path, text, list(moments), seed=1)

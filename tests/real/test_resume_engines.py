@@ -36,6 +36,7 @@ EVERY = [
     for name in ENGINES
     for ranks in (2, 3, 5)
 ]
+pytestmark = pytest.mark.timeout(400)
 STEPS, CUT = 27, 13
 """Neither is the end of an epoch, for any number of workers."""
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a run cannot go on from: one clear line and status 2 each. Takes about 5 s."""
+"""Checkpoints that a run cannot go on from: one clear line and status 2 each. 8 s."""
 
 from __future__ import annotations
 
@@ -168,6 +168,21 @@ def test_fewer_workers_too(runs: Runs) -> None:
     runs.train("-n", "3")
     assert "was saved by 3 workers; 1 go on" in runs.resume("workers=1", "epochs=3")
     assert load_file(runs.folder / "model.safetensors")["weight"].isfinite().all()
+
+
+def test_steps_that_go_back_with_more_workers(runs: Runs) -> None:
+    """One worker takes 12 steps an epoch, three take 4: what counts is the epoch."""
+    runs.train("-n", "1")
+    assert "was saved by 1 workers; 3 go on" in runs.resume("workers=3", "epochs=4")
+    names = sorted(path.name for path in (runs.folder / "checkpoints").iterdir())
+    assert names == ["step-0000000012.safetensors", "step-0000000016.safetensors"]
+    assert "was saved by" not in runs.resume("epochs=5")
+    result = json.loads((runs.folder / "result.json").read_text())
+    points = [(point["step"], point["epoch"]) for point in result["curve"]]
+    assert points == [(12, 1), (8, 2), (12, 3), (16, 4), (20, 5)], "the second was looked at again"
+    assert sum(worker["samples"] for worker in result["per_worker"]) == 5 * 48
+    epochs = [line.split(",")[1] for line in (runs.folder / "curve.csv").read_text().splitlines()[1:]]
+    assert epochs == ["1.0", "2.0", "3.0", "4.0", "5.0"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run without a common pace stops at its target too. Takes about 15 s."""
+"""A run without a common pace stops at its target too. 25 s."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def test_these_are_all_that_have_none() -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_at_the_target(engine: str, text: str) -> None:
     stops(ODD, text, engine)
+
+
+@pytest.mark.parametrize("text", ["hogwild", "server:mode=async"])
+def test_in_processes(text: str) -> None:
+    stops(ODD, text, "mpi")
 
 
 @pytest.mark.parametrize("text", ["hogwild", "leashed", "mutex", "rwlock"])

@@ -79,9 +79,10 @@ class Recorder(Listener):
                 for event in data["events"]:
                     folder.event(rank, event)
             case "point":
+                again = any(point["epoch"] == data["epoch"] for point in self._curve)  # in a run made longer
                 self._curve.append(data)
                 self._display.metric(self._about.task.metric_name, data[self._metric_key()], data["train_loss"])
-                if folder:
+                if folder and not again:
                     folder.point(data)
             case "note":
                 self._display.note(data["line"])
