@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,13 +77,17 @@ class Command:
         return self.process.returncode, said
 
     def kill(self) -> None:
-        """End all of it at once."""
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        """End all of it at once, its guard too, and remove from /dev/shm what only that could have removed."""
+        pids = self.pids()
+        _send(pids, signal.SIGSTOP)
+        left = self.segments() | {Path(name) for pid in pids if (name := _environment(pid).get("UCX_POSIX_DIR"))}
+        _send(self.pids(), signal.SIGKILL)
         self.process.wait()
+        for path in left:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def gone(self, limit_s: float = 5) -> bool:
         """Whether all of it ends by itself soon."""
@@ -90,6 +95,22 @@ class Command:
         while self.pids() and time.monotonic() < limit:
             time.sleep(0.01)
         return not self.pids()
+
+
+def _send(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 
 def hocket(*args: str | Path) -> Command:

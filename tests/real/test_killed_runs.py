@@ -64,8 +64,6 @@ def kill(run: commands.Command, out: Path, moment: str, rng: random.Random) -> b
         assert run.gone() and not [path for path in segments if path.exists()]
     else:
         run.kill()
-        for path in segments:
-            path.unlink(missing_ok=True)
     run.process.wait()
     return True
 
