@@ -45,8 +45,8 @@ def test_json_is_all_that_stdout_holds_and_the_folder_reproduces_the_run(tmp_pat
     assert result["verdict"] == "finished"
     assert result["workers"] == 2
     assert result["staleness"] == {"mean": 0.0, "max": 0, "histogram": {"0": 2 * result["steps"]}}
-    # Every step, each of the two ranks sends half of the vector (and the weight) twice.
-    assert result["bytes_sent"] == result["steps"] * 2 * 4 * (result["parameters"] + 1)
+    # Every step, each of the two ranks sends half of the vector twice.
+    assert result["bytes_sent"] == result["steps"] * 2 * 4 * result["parameters"]
     for worker in result["per_worker"]:
         parts = worker["compute"] + worker["communication"] + worker["waiting"]
         assert parts == pytest.approx(worker["seconds"], rel=0.01)

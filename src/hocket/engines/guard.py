@@ -8,6 +8,7 @@ inside MPI_Init a process hears nothing, and a killed one cleans up nothing.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ _TERM_S = 0.5  # for a launcher to end ranks on other machines
 _KILL_S = 5.0  # for killed processes to go
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHM = Path("/dev/shm")
+_RUN = "hocket-run-"
 _SEGMENT = re.compile(rb"/dev/shm/((?:mpich_sh|hocket-)[^ /\n]*)\n")
 
 
@@ -69,8 +73,12 @@ class Segments:
     def __init__(self) -> None:
         self._found: set[str] = set()
         self._seen: set[str] = set()
-        self.folder = tempfile.mkdtemp(prefix="hocket-run-", dir=_SHM) if os.access(_SHM, os.W_OK) else ""
+        self.folder = tempfile.mkdtemp(prefix=_RUN, dir=_SHM) if os.access(_SHM, os.W_OK) else ""
         """For files whose place can be chosen."""
+        if self.folder:
+            self._lock = open(Path(self.folder, "lock"), "w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # for as long as we live
+            _sweep()
 
     def look(self) -> None:
         """Note new files."""
@@ -90,11 +98,27 @@ class Segments:
             except OSError:
                 continue  # it has ended
             self._found |= {name.decode() for name in _SEGMENT.findall(maps + b"\n" + b"\n".join(links) + b"\n")}
+        if self.folder:
+            Path(self.folder, "names").write_text("\n".join(self._found))
 
     def remove(self) -> None:
-        for name in self._found:
+        _remove(Path(self.folder), self._found)
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if "/" not in name:
             (_SHM / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """Remove what runs have left whose guards were killed with them: then nobody holds the lock in their folder."""
+    for folder in _SHM.glob(f"{_RUN}*"):
+        with suppress(OSError), open(folder / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            names = folder / "names"
+            _remove(folder, names.read_text().split() if names.exists() else ())
 
 
 class Guard:
