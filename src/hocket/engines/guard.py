@@ -76,7 +76,7 @@ class Segments:
         self.folder = tempfile.mkdtemp(prefix=_RUN, dir=_SHM) if os.access(_SHM, os.W_OK) else ""
         """For files whose place can be chosen."""
         if self.folder:
-            self._lock = open(Path(self.folder, "lock"), "w")
+            self._lock = os.open(Path(self.folder, "lock"), os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX)  # for as long as we live
             _sweep()
 
