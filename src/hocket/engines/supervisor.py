@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import glob
 import json
 import os
 import queue
@@ -84,7 +85,7 @@ class Supervisor:
         self._launcher_status: int | None = None
         self._brakes = Brakes(control, size)
         self._silent_s = [0.0] * size
-        self._cpu_s = [0.0] * size
+        self._cpu_ticks = [-1] * size
         self._leave = threading.Event()
         self._ranks_are_ours = False
 
@@ -213,20 +214,20 @@ class Supervisor:
                 return
 
     def _check_silence(self, passed_s: float) -> None:
-        """A rank reports several times a second. One that neither does so nor uses its processor has stopped.
+        """A rank reports several times a second. One that neither does so nor uses or wants a processor has stopped.
 
-        (Code that holds the interpreter's lock for long keeps a rank from reporting, but uses the processor.)
+        (Code that holds the interpreter's lock for long keeps a rank from reporting, but uses a processor; and a
+        machine that is too busy keeps it from both, but it wants one.) Until it is ready, other limits hold.
         """
-        for rank in self._pids.keys() - self._results.keys():
+        for rank in self._ready & self._pids.keys() - self._results.keys():
             self._silent_s[rank] += passed_s
             if self._silent_s[rank] < self._deadline / 2:
-                self._cpu_s[rank] = -1.0
-            elif self._cpu_s[rank] < 0:
-                self._cpu_s[rank] = self._cpu_used(rank)
+                self._cpu_ticks[rank] = -1
+                continue
+            ticks, wants = self._work_of(rank)
+            if wants or ticks > self._cpu_ticks[rank] >= 0:
+                self._silent_s[rank] = 0.0
             elif self._silent_s[rank] > self._deadline:
-                if self._cpu_used(rank) > self._cpu_s[rank]:
-                    self._silent_s[rank] = 0.0
-                    continue
                 status = self._statuses[rank]
                 self._fail(
                     rank,
@@ -234,16 +235,22 @@ class Supervisor:
                     f"no sign of life for {self._silent_s[rank]:.0f} s, the deadline; is its process stopped? "
                     f"Give it more with --deadline SECONDS",
                 )
+            self._cpu_ticks[rank] = ticks
 
-    def _cpu_used(self, rank: int) -> float:
-        """Processor time of a rank's process, as far as it can be known here."""
+    def _work_of(self, rank: int) -> tuple[int, bool]:
+        """How much processor time a rank's process has used, and whether it wants more; known only on this machine."""
         host, pid = self._pids[rank]
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return float(fields[11]) + float(fields[12]) if host == socket.gethostname() else 0.0
+        ticks, wants = 0, False
+        if host == socket.gethostname():
+            for path in glob.glob(f"/proc/{pid}/task/*/stat"):
+                try:
+                    with open(path) as file:
+                        fields = file.read().rpartition(")")[2].split()
+                except OSError:
+                    continue  # the thread has ended
+                ticks += int(fields[11]) + int(fields[12])
+                wants |= fields[0] == "R"
+        return ticks, wants
 
     def _drain(self) -> None:
         """Hear everything that was said, waiting a tick for the first word."""
