@@ -141,13 +141,20 @@ def test_two_runs_at_once_do_not_disturb_each_other(command: Any) -> None:
     assert not [path for path in kept if Path(path).exists()]
 
 
-def test_ranks_end_with_their_guard(command: Any) -> None:
-    run = command("mpi")
+def test_ranks_end_with_their_guard_and_the_next_one_sweeps(command: Any) -> None:
+    run, beside = command("mpi"), command("mpi")
     run.until_it_runs()
+    beside.until_it_runs()
+    segments, kept = run.segments(), beside.segments()
+    time.sleep(0.3)  # for the guard to have looked
     (guard,) = [pid for pid in run.pids() if "hocket.engines.guard" in _read(f"/proc/{pid}/cmdline")]
     os.kill(guard, signal.SIGKILL)
     assert run.process.wait(10) != 0
     assert not run.pids()
+    assert engine.make("mpi").run(Program("misbehave:counts", {"engine": "mpi"}), 1, Listener())
+    assert not [path for path in segments if Path(path).exists()]
+    assert [path for path in kept if Path(path).exists()] == list(kept)
+    beside.ends_after(signal.SIGTERM)
 
 
 def doors(pids: set[int]) -> set[str]:

@@ -18,8 +18,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,9 @@ _TERM_S = 0.5  # for a launcher to end ranks on other machines
 _KILL_S = 5.0  # for killed processes to go
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHM = Path("/dev/shm")
-_RUN = "hocket-run-"
+_PREFIXES = ("mpich_sh", "hocket-")
 _SEGMENT = re.compile(rb"/dev/shm/((?:mpich_sh|hocket-)[^ /\n]*)\n")
+_FOLDER, _NAMES = "hocket-run-", "names"
 
 
 def _prctl(option: int, value: int) -> None:
@@ -49,7 +48,7 @@ def descendants(leaves: bool = False) -> set[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
+                stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
             except OSError:
                 continue
             state, parent = stat.rpartition(")")[2].split()[:2]
@@ -67,58 +66,60 @@ class Segments:
     """The files in /dev/shm that a run's processes made.
 
     Their names do not tell whose they are. So whenever one appears, it is looked up in the memory maps of our own
-    processes, while they live: afterwards nobody could tell.
+    processes, while they live: afterwards nobody could tell. A folder holds files whose place can be chosen, and the
+    others' names: should this process be killed as well, the next guard finds it, and that nobody holds its lock.
     """
 
     def __init__(self) -> None:
-        self._found: set[str] = set()
         self._seen: set[str] = set()
-        self.folder = tempfile.mkdtemp(prefix=_RUN, dir=_SHM) if os.access(_SHM, os.W_OK) else ""
-        """For files whose place can be chosen."""
-        if self.folder:
-            self._lock = os.open(Path(self.folder, "lock"), os.O_CREAT | os.O_RDWR)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # for as long as we live
-            _sweep()
+        self._found: set[str] = set()
+        self.folder: Path | None = None
+        if os.access(_SHM, os.W_OK):
+            for folder in _SHM.glob(f"{_FOLDER}*"):
+                _sweep(folder)
+            self.folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=_SHM))
+            self._names = (self.folder / "new").open("w")
+            fcntl.flock(self._names, fcntl.LOCK_EX)
+            (self.folder / "new").rename(self.folder / _NAMES)  # from now on others may look
 
     def look(self) -> None:
         """Note new files."""
-        if not self.folder:
-            return
-        names = {name for name in os.listdir(_SHM) if name.startswith(("mpich_sh", "hocket-"))}
+        names = {name for name in os.listdir(_SHM) if name.startswith(_PREFIXES)} if self.folder else set()
         if names - self._seen:
             self._seen = names
             self.search(descendants())
 
     def search(self, pids: set[int]) -> None:
         """Note the files that processes have mapped, or have made and not mapped yet."""
+        if not self.folder:
+            return
         for pid in pids:
             try:
                 maps = Path(f"/proc/{pid}/maps").read_bytes()
                 links = [os.readlink(f"/proc/{pid}/fd/{fd}").encode() for fd in os.listdir(f"/proc/{pid}/fd")]
             except OSError:
                 continue  # it has ended
-            self._found |= {name.decode() for name in _SEGMENT.findall(maps + b"\n" + b"\n".join(links) + b"\n")}
-        if self.folder:
-            Path(self.folder, "names").write_text("\n".join(self._found))
+            held = {name.decode() for name in _SEGMENT.findall(maps + b"\n" + b"\n".join(links) + b"\n")}
+            self._names.writelines(f"{name}\n" for name in held - self._found)
+            self._names.flush()
+            self._found |= held
 
     def remove(self) -> None:
-        _remove(Path(self.folder), self._found)
+        if self.folder:
+            self._names.close()
+            _sweep(self.folder)
 
 
-def _remove(folder: Path, names: Iterable[str]) -> None:
-    for name in names:
-        if "/" not in name:
-            (_SHM / name).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep() -> None:
-    """Remove what runs have left whose guards were killed with them: then nobody holds the lock in their folder."""
-    for folder in _SHM.glob(f"{_RUN}*"):
-        with suppress(OSError), open(folder / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            names = folder / "names"
-            _remove(folder, names.read_text().split() if names.exists() else ())
+def _sweep(folder: Path) -> None:
+    """Remove what a run has left, unless its guard lives."""
+    try:
+        with (folder / _NAMES).open() as names:
+            fcntl.flock(names, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in names.read().split():
+                (_SHM / name).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # in use, another user's, or just gone
 
 
 class Guard:
@@ -143,7 +144,7 @@ class Guard:
     def _start(self, number: int, argv: list[str], env: dict[str, str], output: int) -> None:
         env = os.environ | env
         if self._segments.folder:
-            env["UCX_POSIX_DIR"] = self._segments.folder
+            env["UCX_POSIX_DIR"] = str(self._segments.folder)
         fd = -1
         if self._wireup:
             wiring, fd = self._wireup.environment(number)
