@@ -5,9 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
 _shared = Path(__file__).parents[2] / "shared" / "data"
 if "HOCKET_DATA" not in os.environ and _shared.is_dir():
     os.environ["HOCKET_DATA"] = str(_shared)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts many processes takes minutes on 2 cores: `make test-slow` runs it, and so does CI."""
+    for item in items:
+        values = getattr(getattr(item, "callspec", None), "params", {})
+        crowd = values.get("name") in ("mpi", "torch") and values.get("size", 0) > 3
+        if "real" in item.path.parts or crowd or values.get("workers") == 5:
+            item.add_marker(pytest.mark.slow)

@@ -83,7 +83,7 @@ def test_a_signal_ends_everything_and_leaves_a_finished_folder(
     process.send_signal(number)
     began = time.monotonic()
     printed, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15, "it saves, tells and goes"
     assert process.returncode == 128 + number
     assert errors == "hocket: interrupted\n"
     assert not ranks_of(out)
