@@ -127,4 +127,4 @@ def test_ctrl_c_ends_compiled_workers_inside_a_long_epoch(tmp_path: Path, worker
         after=3.0, until=(folder / "spec.toml").exists,
     )  # fmt: skip
     assert took < 8
-    assert record["verdict"] == "interrupted" and record["steps"] == 0
+    assert record["verdict"] == "interrupted" and record["steps"] > 0, "what was done until then counts"
