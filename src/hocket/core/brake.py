@@ -21,6 +21,7 @@ class Brake:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._asked = False
         self._step = 0
         self._promised: int | None = None
         self._pause_after: int | None = None
@@ -32,6 +33,7 @@ class Brake:
     def promise(self, purpose: Purpose) -> int:
         """Pull it; returns the step that this rank will not go beyond before it hears `pause_after`."""
         with self._changed:
+            self._asked = True  # before the step is looked at, as a worker does it the other way round
             if self._promised is None:
                 self._promised = self._step + 1
             if self.purpose != "stop":
@@ -47,8 +49,10 @@ class Brake:
 
     def pauses_after(self, step: int) -> bool:
         """To be asked after every step of a worker: whether all pause here."""
+        self._step = step
+        if not self._asked:  # without the lock, which every step would have to take
+            return False
         with self._changed:
-            self._step = step
             if self._promised is None or step < self._promised:
                 return False
             self._changed.wait_for(lambda: self._pause_after is not None, PATIENCE_S)
@@ -61,6 +65,7 @@ class Brake:
     def release(self) -> None:
         """The pause is over."""
         with self._changed:
+            self._asked = False
             self._promised = self._pause_after = self.purpose = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,8 +11,7 @@ from hocket.core.comm import Comm
 from hocket.core.weight import Weight
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """What a mean is taken of."""
 
     lossy: tuple[Tensor, ...] = ()
@@ -52,6 +51,8 @@ def weighted_mean(payload: Payload, weight: Weight, comm: Comm, all_reduce: Sum,
 
 def side_by_side(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same elements in fewer tensors: vectors that lie behind each other in one storage are joined."""
+    if len(tensors) == 1:
+        return list(tensors)
     joined: list[Tensor] = []
     for tensor in tensors:
         last = joined[-1] if joined else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # made at every step: a frozen one takes four times as long
 class Weight:
     """How many samples something stands for: this worker's, and all workers' together."""
 

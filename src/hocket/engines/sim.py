@@ -253,6 +253,11 @@ class SimWorld(World):
     def charge(self, rank: int, share: float, done: float) -> None:
         if self._gradient[rank] is None:
             drawn_s = self._compute[rank]()
+            if done == 1 and drawn_s is not None:
+                if not self.free[rank]:
+                    self.now_s[rank] += drawn_s * share * self._slow[rank]
+                self.check()
+                return
             self._gradient[rank] = (self.now_s[rank], -1.0 if drawn_s is None else drawn_s * share * self._slow[rank])
         began_s, cost_s = self._gradient[rank] or (0.0, 0.0)
         if done == 1:
