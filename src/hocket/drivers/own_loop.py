@@ -53,9 +53,10 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
 
 def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:
     """The life of a server rank."""
-    session.begin(replica)
     x, g = session.part_of(replica.x), session.part_of(replica.g)
+    # Before all begin: torch imports a second's worth of modules for its first optimizer
     optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
+    session.begin(replica)
     clock = session.rank.clock
     began_s = session.trace.origin_s = clock.now()
     server = session.serve(x, g, optimizer, optim.step_of(optimizer))
