@@ -14,5 +14,5 @@ class Weight:
     """None: not known beforehand, as in a loop that is the user's own."""
 
     def __add__(self, other: Weight) -> Weight:
-        known = self.of_all is not None and other.of_all is not None
-        return Weight(self.samples + other.samples, self.of_all + other.of_all if known else None)  # type: ignore[operator]
+        of_all = None if self.of_all is None or other.of_all is None else self.of_all + other.of_all
+        return Weight(self.samples + other.samples, of_all)
