@@ -119,7 +119,7 @@ def test_pairwise_gossip_pairs_every_even_rank_with_its_odd_neighbours(tmp_path:
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     asked = {(e["rank"], e["peer"]) for e in events if e["event"] == "send" and e["kind"] == "model"}
     assert asked == {(i, j) for i in range(0, 8, 2) for j in neighbours(graph, 8, i) if j % 2}
-    assert result.consensus_distance > 0 and all("own_metric" in worker for worker in result.per_worker)
+    assert result.consensus_distance > 0
 
 
 def test_pairwise_gossip_learns_under_a_straggler() -> None:

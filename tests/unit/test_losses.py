@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from hocket.measure.losses import PARTS, WINDOW, Losses, Milestones
+from hocket.measure.losses import ENTRIES, PARTS, WINDOW, History, Losses, time_to_loss
 
 
 def losses(values: list[float], samples: float = WINDOW, first_step: int = 1, began_s: float = 0.0) -> Losses:
@@ -19,6 +20,13 @@ def losses(values: list[float], samples: float = WINDOW, first_step: int = 1, be
         began_s + 1 + torch.arange(count, dtype=torch.float64),
         first_step + torch.arange(count),
     )
+
+
+def history(*losses: Losses) -> Tensor:
+    made = History()
+    for part in losses:
+        made.add(part)
+    return made.sums
 
 
 class TestLosses:
@@ -37,7 +45,7 @@ class TestLosses:
         made = Losses.of([])
         assert made.sums().tolist() == [0, 0, 0]
         assert made.diverged_at() is None
-        Milestones(1.0).see(made)
+        assert time_to_loss(1.0, [history(made)]) == {}
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     def test_the_first_step_that_is_not_finite_is_named(self, bad: float) -> None:
@@ -60,60 +68,63 @@ class TestLosses:
         assert made.values.tolist() == [torch.tensor(0.1).item()]
 
 
-class TestMilestones:
-    def test_each_part_has_the_time_at_which_it_was_first_reached(self) -> None:
-        """Batches so large that the running mean is the last loss."""
-        found = Milestones(100.0)
-        found.see(losses([90, 75, 76, 20, 10.1, 9, 6, 5, 2.6, 2.5], samples=1e6))
-        assert found.seconds == {75.0: 2, 50.0: 4, 10.0: 6, 5.0: 8, 2.5: 10}
+def falling(workers: int, seconds: float = 8.0, batch: int = 16, rate: float = 4000.0) -> list[Tensor]:
+    """Histories of workers that each take `rate` samples a second, out of step, while the loss is exp(-t)."""
+    count = int(seconds * rate / batch)
+    made = []
+    for worker in range(workers):
+        times = (torch.arange(count, dtype=torch.float64) + worker / workers) * batch / rate
+        made.append(history(Losses(torch.exp(-times), torch.full_like(times, batch), times, torch.arange(count))))
+    return made
 
-    def test_one_fall_passes_several(self) -> None:
-        found = Milestones(100.0)
-        found.see(losses([100, 4], samples=1e6))
-        assert found.seconds == {75.0: 2, 50.0: 2, 10.0: 2, 5.0: 2}
 
-    def test_epochs_follow_each_other(self) -> None:
-        whole, parts = Milestones(100.0), Milestones(100.0)
-        falling = [100 * 0.8**k for k in range(30)]
-        whole.see(losses(falling, 500))
-        for k in range(0, 30, 7):
-            parts.see(losses(falling[k : k + 7], 500, began_s=k))
-        assert parts.seconds == whole.seconds
-        assert list(whole.seconds) == list(PARTS)[: len(whole.seconds)] and len(whole.seconds) >= 4
-        times = list(whole.seconds.values())
-        assert times == sorted(times)
+class TestTimeToLoss:
+    @pytest.mark.parametrize("workers", [1, 4, 16])
+    @pytest.mark.parametrize("batch", [1, 16, 512])
+    def test_it_is_the_analytic_one(self, workers: int, batch: int) -> None:
+        """exp(-t) is at a part p at -ln p, however many workers measure it: a window is not late, and is not longer in
+        time for having one worker more."""
+        found = time_to_loss(1.0, falling(workers, batch=batch))
+        assert list(found) == list(PARTS)
+        for part, seconds in found.items():
+            assert seconds == pytest.approx(-math.log(part / 100), abs=0.02 + batch / 4000)
 
-    def test_a_time_once_known_stays(self) -> None:
-        found = Milestones(100.0)
-        found.see(losses([40, 100, 40], samples=1e6))
-        found.see(losses([40], samples=1e6, began_s=9))
-        assert found.seconds == {75.0: 1, 50.0: 1}
+    def test_workers_that_are_faster_together_are_there_earlier(self) -> None:
+        """What four workers do in a second, one does in four: the loss falls with the samples of all."""
+        times = torch.arange(4000, dtype=torch.float64) / 250
+        one = Losses(torch.exp(-times), torch.full_like(times, 16), times, torch.arange(4000))
+        four = [history(Losses(*(column[w::4] for column in one.columns()))) for w in range(4)]
+        quarter = [torch.stack([n, loss, time / 4], 1) for n, loss, time in (h.T for h in four)]
+        alone, together = time_to_loss(1.0, [history(one)]), time_to_loss(1.0, quarter)
+        assert together == pytest.approx({part: seconds / 4 for part, seconds in alone.items()})
+
+    def test_a_slow_worker_does_not_hold_the_others_up(self) -> None:
+        fast, slow = falling(3), losses([0.9], samples=16, began_s=20)
+        assert time_to_loss(1.0, [*fast, history(slow)]) == pytest.approx(time_to_loss(1.0, fast), abs=0.01)
+
+    def test_it_does_not_matter_how_the_losses_were_put_by(self) -> None:
+        values = [100 * 0.99**k for k in range(600)]
+        parts = [losses(values[k : k + 70], 50, began_s=k) for k in range(0, 600, 70)]
+        assert time_to_loss(100.0, [history(*parts)]) == time_to_loss(100.0, [history(losses(values, 50))])
+
+    def test_a_long_run_is_remembered_in_few_entries(self) -> None:
+        (long,) = falling(1, batch=1, rate=40_000.0)
+        assert ENTRIES / 2 <= len(long) <= ENTRIES
+        assert long[:, 0].sum() == 8 * 40_000
+        found = time_to_loss(1.0, [long])
+        assert found[10.0] == pytest.approx(math.log(10), abs=0.02)
 
     def test_a_lucky_batch_does_not_count(self) -> None:
-        """The running mean goes back over some 2048 samples, and a batch of 16 moves it by less than a hundredth."""
-        found = Milestones(100.0)
-        found.see(losses([100.0] * 10 + [0.0] + [100.0] * 10, samples=16))
-        assert not found.seconds
-
-    @pytest.mark.parametrize("batch", [1, 16, 512])
-    def test_the_window_is_in_samples(self, batch: int) -> None:
-        """After a loss that falls to 0 at once, the mean is at half after ln 2 windows, whatever the batch."""
-        found = Milestones(1.0)
-        found.see(losses([0.0] * (2 * WINDOW // batch), samples=batch))
-        assert found.seconds[50.0] * batch == pytest.approx(math.log(2) * WINDOW, abs=batch)
+        assert not time_to_loss(100.0, [history(losses([100.0] * 100 + [0.0] + [100.0] * 100, samples=16))])
 
     def test_an_empty_batch_moves_nothing(self) -> None:
-        found = Milestones(100.0)
-        found.see(losses([0.0] * 50, samples=0))
-        assert not found.seconds
+        assert not time_to_loss(100.0, [history(losses([0.0] * 50, samples=0))])
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_a_run_that_diverged_reaches_nothing_more(self, bad: float) -> None:
-        found = Milestones(100.0)
-        found.see(losses([60, bad, 1, 1, 1], samples=1e6))
-        assert found.seconds == {75.0: 1}
+        found = time_to_loss(100.0, [history(losses([60.0] * 5 + [bad] + [1.0] * 20))])
+        assert list(found) == [75.0]
 
-    def test_an_initial_loss_that_is_not_finite_is_never_left_behind(self) -> None:
-        found = Milestones(math.nan)
-        found.see(losses([1.0, 0.1]))
-        assert not found.seconds
+    @pytest.mark.parametrize("initial", [math.nan, math.inf])
+    def test_an_initial_loss_that_is_not_finite_is_never_left_behind(self, initial: float) -> None:
+        assert not time_to_loss(initial, [history(losses([1.0, 0.1]))])

@@ -22,9 +22,9 @@ def report(plan: Plan, curve: list[dict[str, Any]], verdict: str = "finished") -
     """What a worker reports that did nothing."""
     zero = dict.fromkeys(("seconds", "real_seconds", "samples", "compute", "communication", "waiting", "bytes_sent"), 0)
     return zero | dict(
-        messages=0, steps=plan.steps, steps_done=plan.steps, epochs=1.0, staleness={}, time_to_loss={},
+        messages=0, steps=plan.steps, steps_done=plan.steps, epochs=1.0, staleness={}, stride=45,
         dropped_events=0, parameters=1, verdict=verdict, diverged_at_step=None, curve=curve, consensus_distance=None,
-        epoch_losses={},
+        losses=[], stretches={}, initial_loss=1.0,
     )  # fmt: skip
 
 

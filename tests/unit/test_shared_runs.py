@@ -241,9 +241,6 @@ def test_processes_learn_with_every_method(name: str, monkeypatch: pytest.Monkey
         assert first["curve"][-1]["test_accuracy"] > 0.9
         points = sorted(point["epoch"] for report in (first, second) for point in report["curve"])
         assert points == [float(epoch + 1) for epoch in range(EPOCHS)], "whoever begins an epoch looks"
-        for report in (first, second):
-            times = list(report["time_to_loss"].values())
-            assert times == sorted(times)
     assert set(Path("/dev/shm").glob("hocket-*")) == before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -22,6 +22,13 @@ class Clock(Protocol):
     def free(self) -> AbstractContextManager[None]:
         """Inside, a virtual clock charges nothing for messages: for what only measures the run."""
 
+    def come_back(self, now_s: float, earliest_s: float, ranks: int) -> None:
+        """The end of a pause that so many ranks made together, each from a time of its own: they go on as far apart
+        as they came. This one came at `now_s`, the first at `earliest_s`."""
+
+    def wait_while(self, busy: Callable[[], bool]) -> None:
+        """Somebody measures the run: a real clock stands still until that is over, in virtual time it takes none."""
+
     def line_up(self) -> None:
         """After a barrier: virtual ranks go on in the order of their numbers, not of their coming."""
 
@@ -29,6 +36,9 @@ class Clock(Protocol):
         """The time, and what a virtual clock draws its times from: to go on from there in another process."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+_LOOK_AGAIN_S = 0.0005
 
 
 class RealClock:
@@ -58,6 +68,15 @@ class RealClock:
 
     def free(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def come_back(self, now_s: float, earliest_s: float, ranks: int) -> None:
+        with self.paused():
+            time.sleep(now_s - earliest_s)
+
+    def wait_while(self, busy: Callable[[], bool]) -> None:
+        with self.paused():
+            while busy():
+                time.sleep(_LOOK_AGAIN_S)
 
     def line_up(self) -> None:
         pass

@@ -28,6 +28,11 @@ class Shards:
         """Samples of all workers together in this step of an epoch."""
         return min(self._workers * self._batch, self.samples - step * self._workers * self._batch)
 
+    def samples_until(self, step: int) -> int:
+        """Samples of all workers together until this step of a run."""
+        epochs, rest = divmod(step, self.steps)
+        return epochs * self.samples + min(rest * self._workers * self._batch, self.samples)
+
     def order(self, epoch: int) -> Tensor:
         """All samples, shuffled: the same for every worker."""
         return _order(self.samples, self._seed, epoch)

@@ -166,8 +166,8 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
         raise UserError(f"{path} was saved by {saved} workers, {why}: it goes on with as many; use {saved} workers")
     step = about["step"] // about["steps_per_epoch"] * here["steps_per_epoch"]
     states = [found.states[r] if r < saved else _newcomer(first) for r in range(workers)]
-    judged = step if first["driver"]["judged"] == about["step"] else 0
-    driver = first["driver"] | {"judged": judged, "regrouped": True}
+    known = {key: step if first["driver"][key] == about["step"] else 0 for key in ("judged", "kept")}
+    driver = first["driver"] | known | {"regrouped": True}
     return Checkpoint(about, [state | {"step": step, "driver": driver} for state in states])
 
 

@@ -85,20 +85,21 @@ class CompiledWorkers:
 
     def _train(self) -> None:
         course, plan, steps = self._course, self._course.plan, self._course.shards.steps
-        last = -(-plan.steps // steps)
-        while self._at[0] < last:
+        while (done := self._steps_done()) < plan.steps:
             epoch, batches = self._at
-            wanted = min(plan.steps - epoch * steps, steps) * plan.batch * plan.workers
-            handed_out = self._run_epoch(epoch, batches, wanted)
-            stopped, due = self._agreed(course.rank.brake.purpose == "stop", course.time_to_save())
-            in_the_middle = stopped and handed_out * plan.batch < wanted
-            self._at = (epoch, handed_out) if in_the_middle else (epoch + 1, 0)
-            is_last = self._at[0] == last
-            if not is_last and not stopped:
+            until = min((done // course.stride + 1) * course.stride, (epoch + 1) * steps, plan.steps)
+            wanted = (until - epoch * steps) * plan.workers  # batches of the epoch, until somebody looks at the model
+            handed_out = self._run_stretch(epoch, batches, wanted)
+            with course.clock.paused():
+                stopped, due = self._agreed(course.rank.brake.purpose == "stop", course.time_to_save())
+            cut_off, epoch_is_over = stopped and handed_out < wanted, until % steps == 0
+            self._at = (epoch, handed_out) if cut_off else (epoch + 1, 0) if epoch_is_over else (epoch, wanted)
+            is_last = not cut_off and until == plan.steps
+            if until % course.stride == 0 and not is_last and not stopped:
                 self._read_shared()
                 if course.pulse(final=False):
                     return
-            due |= course.saves_at_the_end() if is_last else course.saves_after(epoch + 1)
+            due |= course.saves_at_the_end() if is_last else epoch_is_over and course.saves_after(epoch + 1)
             if (stopped or due) and course.save(lambda: {"at": list(self._at)}):
                 return
 
@@ -112,12 +113,12 @@ class CompiledWorkers:
         (epoch, batches), plan = self._at, self._course.plan
         return min(epoch * self._course.shards.steps + batches // plan.workers, plan.steps)
 
-    def _run_epoch(self, epoch: int, first: int, samples: int) -> int:
-        """Take batches of this epoch, of its first `samples` at most, until none is left; returns where that was."""
+    def _run_stretch(self, epoch: int, first: int, last: int) -> int:
+        """Take batches of this epoch until only those from `last` on are left; returns where that was."""
         course, shared, session = self._course, self._shared, self._session
         course.status.stop()
         with course.clock.paused():
-            order = course.shards.order(epoch).numpy()[:samples]
+            order = course.shards.order(epoch).numpy()[: last * course.plan.batch]
             if session.worker.rank == 0:
                 shared.control[NEXT] = first
             session.group.barrier()
@@ -127,18 +128,20 @@ class CompiledWorkers:
             name = session.strategy.name
             raise CommError(f"worker {session.worker.rank} could not get the {name} before the deadline")
         log = self._thread.log
-        session.trace.add("epoch", began_s, course.clock.now(), batches=len(log.loss))
+        session.trace.add("stretch", began_s, course.clock.now(), batches=len(log.loss))
         seconds = began_s - course.began_s + torch.from_numpy(log.clock_ns - began_ns) / 1e9
         losses, counts = torch.from_numpy(log.loss).double(), torch.from_numpy(log.samples).double()
         steps = torch.arange(len(losses)) + session.worker.step + 1
         course.ledger.add_all(Losses(losses, counts, seconds, steps))
         session.count(len(log.loss), int(log.samples.sum()))
-        session.group.barrier()  # nobody hands out any more
+        with course.clock.paused():  # who is early would go on, were nobody to look at the model
+            session.group.barrier()  # nobody hands out any more
         return int(shared.control[NEXT])
 
     def _read_shared(self) -> None:
         """The shared vector as all workers have left it."""
         x = self._course.gradients.replica.x
-        if self._session.worker.rank == 0:
-            self._shared.snapshot(x)
-        self._session.group.broadcast(x)
+        with self._course.clock.paused():
+            if self._session.worker.rank == 0:
+                self._shared.snapshot(x)
+            self._session.group.broadcast(x)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from hocket.core.shard import Shards
 from hocket.core.weight import Weight
 from hocket.drivers.checkpoint import Checkpoint, check, for_workers, pack, read
 from hocket.drivers.gradients import Gradients, Ready
-from hocket.drivers.judge import Judge
+from hocket.drivers.judge import Judge, finite
 from hocket.drivers.ledger import Ledger
 from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import model_bytes, report
@@ -26,6 +27,9 @@ from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
 from hocket.tasks import SampleSet, Task
 
+Verdict = Literal["finished", "reached-target", "diverged", "interrupted"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""From the best to the worst."""
 SHOWN_S = 1.0
 """Compiling that takes longer than this is told to the user."""
 
@@ -39,9 +43,11 @@ class Course:
         self.session, self.plan, self.gradients = session, plan, gradients
         self.rank, self.clock, self.status = session.rank, session.rank.clock, session.rank.status
         self.shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
-        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test)
+        self.stride = max(round(plan.evaluate_every * self.shards.steps), 1)
+        """Steps between two points of the learning curve."""
+        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test, of_each=plan.own_metrics)
         self.ledger = Ledger()
-        self.verdict = "finished"
+        self.verdict: Verdict = "finished"
         self.steps_done: Callable[[], int] = self._steps_done
         """Steps of this run so far, if all workers had taken equally many; all call it together."""
         self._by_the_clock = self.rank.comm.rank == 0 and math.isfinite(plan.checkpoint.seconds)
@@ -60,7 +66,7 @@ class Course:
             line = f"compiled in {session.compile_s:.1f} s (outside the clock; kept for the next run)"
             self.rank.tell("note", {"line": line}, b"")
         with clock.paused():
-            self.ledger.milestones.start(self.judge.initial_loss())
+            self.ledger.initial_loss = self.judge.initial_loss()
             session.group.barrier()
         # After the barrier, since ranks that are threads share torch's generator
         torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
@@ -126,41 +132,68 @@ class Course:
 
     # Judging
 
+    def now(self) -> float:
+        """Seconds of training so far, by this worker's clock."""
+        return self.clock.now() - self.began_s
+
     def pulse(self, *, final: bool) -> bool:
         """All workers meet, and the model is evaluated outside the clock. True ends the run."""
-        with self.clock.free():
-            self.session.comm.barrier()  # inside the clock: who is early waits
-        now = self.clock.now() - self.began_s
-        with self.clock.paused(), self._real.paused():
+        if final:
+            with self.clock.free():
+                self.session.comm.barrier()  # inside the clock: the run lasts as long as its slowest worker
+        with self._aside() as now:
             train_loss, diverged = self.ledger.mean(self.session.group)
             self.status.loss = train_loss
             values = self.gradients.replica.values if final else self.judge.mean_replica()
             test_loss, metric = self.judge.together(values)
             step = self.steps_done()
             if self.rank.comm.rank == 0:
-                self.judge.record(step, step / self.shards.steps, now, train_loss, test_loss, metric)
+                self.judge.record(self.shards, step, now, train_loss, test_loss, metric)
             if diverged:
                 self.verdict = "diverged"
             elif self.verdict == "finished" and self.plan.goal.reached(metric):
                 self.verdict = "reached-target"
+            if final:
+                self.verdict = self._agreed(self.verdict)
             self.tell_events()
             self.session.group.barrier()
         return self.verdict != "finished"
 
+    def _agreed(self, verdict: Verdict) -> Verdict:
+        """What one worker has seen holds for all; the worst counts."""
+        worst = torch.tensor([VERDICTS.index(verdict)])
+        self.session.group.all_reduce(worst, "max")
+        return VERDICTS[int(worst)]
+
+    @contextmanager
+    def _aside(self) -> Iterator[float]:
+        """All workers leave the clock together, and nobody's training takes longer for it. Gives the latest of their
+        times: that is when the state existed which they bring."""
+        now = self.now()
+        with self.clock.paused(), self._real.paused():
+            times = torch.tensor([now, -now], dtype=torch.float64)
+            self.session.group.all_reduce(times, "max")
+            latest, earliest = float(times[0]), -float(times[1])
+            yield latest
+            if self.session.strategy.lockstep:
+                self.clock.come_back(self.began_s + now, self.began_s + earliest, self.plan.workers)
+
     def judge_alone(self, step: int, now: float, values: Tensor) -> bool:
-        """One worker looks at the model while the others go on; True if it has reached the goal."""
+        """One worker looks at the model, outside its clock; True if it has reached the goal."""
         with self.clock.paused(), self._real.paused():
             test_loss, metric = self.judge.alone(values)
-            self.judge.record(step, step / self.shards.steps, now, self.status.loss, test_loss, metric)
+            self.judge.record(self.shards, step, now, self.status.loss, test_loss, metric)
             if self.plan.goal.reached(metric) and self.verdict == "finished":
                 self.verdict = "reached-target"
                 return True
         return False
 
-    def close_epoch(self, epoch: int) -> None:
-        """Where workers do not meet: put this one's losses of an epoch by, and tell its events."""
+    def close(self, stretch: int) -> None:
+        """Where workers do not meet: put this one's losses since the last look by, and tell its events."""
         with self.clock.paused(), self._real.paused():
-            self.status.loss = self.ledger.close(epoch)
+            self.status.loss = self.ledger.close(stretch)
+            if self.ledger.diverged_at is not None:
+                self.verdict = "diverged"
             self.tell_events()
 
     def _steps_done(self) -> int:
@@ -233,7 +266,7 @@ class Course:
     def end(self, own: dict[str, Any]) -> dict[str, Any]:
         """The last look, and the report; `own` is what is known of this replica before the farewell."""
         self.pulse(final=True)
-        seconds, real_seconds = self.clock.now() - self.began_s, self._real.now()
+        seconds, real_seconds = self.now(), self._real.now()
         with self.clock.paused():
             self.session.comm.settle()
             if self.rank.comm.rank == 0:
@@ -245,9 +278,11 @@ class Course:
             "real_seconds": real_seconds,
             "steps_done": steps,
             "epochs": steps / self.shards.steps,
-            "time_to_loss": {f"{part:g}": now for part, now in self.ledger.milestones.seconds.items()},
+            "stride": self.stride,
+            "initial_loss": finite(self.ledger.initial_loss),
+            "losses": [[finite(number) for number in entry] for entry in self.ledger.history.sums.tolist()],
             "diverged_at_step": self.ledger.diverged_at,
-            "epoch_losses": self.ledger.by_epoch,
+            "stretches": {str(k): sums for k, sums in self.ledger.by_stretch.items()},
             "curve": self.judge.curve,
         }
         return report(self.session, seconds) | known | own

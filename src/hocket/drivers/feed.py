@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import torch
 
@@ -10,9 +11,10 @@ from hocket.core.brake import Brake
 from hocket.core.comm import Comm
 
 # One number that all workers count up holds, from its lowest bits: tickets given out; how often all were taken away;
-# calls for a meeting, those of them that hold, those that came too late; workers that have left.
+# calls for a meeting, those of them that hold, those that came too late; workers that evaluate the model just now;
+# workers that have left.
 _ALL, _TICKETS = 1 << 32, 1 << 36
-_CALL, _HOLDS, _VOID, _LEFT = 1 << 36, 1 << 40, 1 << 44, 1 << 48
+_CALL, _HOLDS, _VOID, _WATCH, _LEFT = 1 << 36, 1 << 40, 1 << 44, 1 << 48, 1 << 52
 _FOUR_BITS = 15
 
 
@@ -88,6 +90,19 @@ class Pool:
         """After a meeting: who was about to leave says so again."""
         if self.held >= self.total:
             self._heard = self._counter.take(_LEFT)
+
+    def watch(self, begins: Literal[1, -1]) -> None:
+        """This worker begins (+1) or ends (-1) to evaluate the model."""
+        self._counter.take(begins * _WATCH)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody evaluated the model when this worker last drew."""
+        return self._heard // _WATCH & _FOUR_BITS > 0
+
+    def still_watched(self) -> bool:
+        self._heard = self._counter.take(0)
+        return self.watched
 
     def empty(self) -> None:
         """Leave no ticket for anyone: the run has reached its goal."""

@@ -11,35 +11,50 @@ import torch
 from torch import Tensor
 
 from hocket.core.comm import Comm, Rank
+from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
 from hocket.tasks import SampleSet
 
 INITIAL_SAMPLES = 2048
 """Training samples that the loss before the first step is taken over."""
+SHARE = 1024
+"""Samples that are not worth sharing out: a forward pass has costs of its own."""
 
 
 class Judge:
     """Evaluates replicas and keeps the learning curve."""
 
     def __init__(
-        self, rank: Rank, workers: Comm, gradients: Gradients, metric: str, train: SampleSet, test: SampleSet
+        self,
+        rank: Rank,
+        workers: Comm,
+        gradients: Gradients,
+        metric: str,
+        train: SampleSet,
+        test: SampleSet,
+        *,
+        of_each: bool,
     ) -> None:
         self._rank, self._workers, self._gradients, self._metric = rank, workers, gradients, metric
-        self._train, self._test = train, test
+        self._train, self._test, self._of_each = train, test, of_each
         self.curve: list[dict[str, Any]] = []
 
     def initial_loss(self) -> float:
         """The training loss of the model as it is; all workers call it together."""
-        chosen = torch.arange(min(INITIAL_SAMPLES, len(self._train)))
-        sums = self._gradients.evaluate(self._train, chosen[self._workers.rank :: self._workers.size])
+        chosen = min(INITIAL_SAMPLES, len(self._train))
+        sums = self._gradients.evaluate(self._train, self._share(chosen))
         self._workers.all_reduce(sums)
-        return float(sums[0]) / len(chosen)
+        return float(sums[0]) / chosen
+
+    def _share(self, samples: int) -> Tensor:
+        """Which of the first samples this worker looks at; of few, the first workers look at all."""
+        size = max(SHARE, -(-samples // self._workers.size))
+        return torch.arange(samples)[self._workers.rank * size : (self._workers.rank + 1) * size]
 
     def together(self, values: Tensor) -> tuple[float, float]:
         """Mean test loss and metric of a replica with these values; each worker takes a share of the samples."""
         with self._holding(values):
-            share = torch.arange(len(self._test))[self._workers.rank :: self._workers.size]
-            sums = self._gradients.evaluate(self._test, share)
+            sums = self._gradients.evaluate(self._test, self._share(len(self._test)))
         self._workers.all_reduce(sums)
         test_loss, metric = (sums / len(self._test)).tolist()
         return test_loss, metric
@@ -62,13 +77,14 @@ class Judge:
         finally:
             own.copy_(saved)
 
-    def record(self, step: int, epoch: float, now: float, train_loss: float, test_loss: float, metric: float) -> None:
-        """A point of the learning curve."""
-        if self.curve and self.curve[-1]["epoch"] == epoch:
+    def record(self, shards: Shards, step: int, now: float, train_loss: float, test_loss: float, metric: float) -> None:
+        """A point of the learning curve: the model after so many steps of all workers."""
+        if self.curve and self.curve[-1]["step"] == step:
             return
         point = {
             "step": step,
-            "epoch": epoch,
+            "epoch": step / shards.steps,
+            "samples": shards.samples_until(step),
             "seconds": now,
             "train_loss": finite(train_loss),
             "test_loss": finite(test_loss),
@@ -85,17 +101,18 @@ class Judge:
         return mean
 
     def own_replica(self, values: Tensor) -> dict[str, Any]:
-        """How far the workers' replicas are apart, and how good this one is by itself; all call it together."""
+        """How far the workers' replicas are apart and, on request, how good this one is; all call it together."""
         mean = values.clone()
         if self._workers.size > 1:
             self._workers.all_reduce(mean, "mean")
         square = (values - mean).double().square().sum().reshape(1).cpu()
         self._workers.all_reduce(square, "mean")
-        if not square > 0:
-            return {"consensus_distance": 0.0}
+        distance = {"consensus_distance": finite(float(square.sqrt()))}
+        if not self._of_each or not square > 0:
+            return distance
         _, metric = self.alone(values)
         self._workers.barrier()
-        return {"consensus_distance": finite(float(square.sqrt())), "own_metric": finite(metric)}
+        return distance | {"own_metric": finite(metric)}
 
 
 def finite(value: float) -> float | None:

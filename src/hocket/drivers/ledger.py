@@ -1,4 +1,4 @@
-"""The training losses of one worker, as they come in: their means, when they fell, and whether they blew up."""
+"""The training losses of one worker, as they come in: their means, their history, and whether they blew up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.core.comm import Comm
-from hocket.core.state import refill
-from hocket.measure.losses import Losses, Milestones
+from hocket.measure.losses import History, Losses
 
 
 class Ledger:
@@ -19,12 +18,14 @@ class Ledger:
         self._entries: list[tuple[Tensor, int, float, int]] = []
         """Loss, samples, time and number of each step since the last look; left on the device: asking would wait."""
         self._carried = Losses.of([])
-        self.milestones = Milestones(1.0)
+        self.initial_loss = math.nan
+        self.history = History()
         self.diverged_at: int | None = None
         self.train_loss = math.nan
-        self._blown_up = 0.0  # losses that were not finite, in epochs that are closed
-        self.by_epoch: dict[int, list[float]] = {}
-        """Where workers do not meet: this one's sum of losses, samples, and losses that are not finite."""
+        self._blown_up = 0.0  # losses that were not finite, in stretches that are closed
+        self.by_stretch: dict[int, list[float]] = {}
+        """Where workers do not meet: this one's sum of losses, samples, and losses that are not finite, between two
+        looks at the model."""
 
     def add(self, loss: Tensor, samples: int, now_s: float, step: int) -> None:
         self._entries.append((loss, samples, now_s, step))
@@ -35,7 +36,7 @@ class Ledger:
     def _take(self) -> Losses:
         entries, self._entries = self._entries, []
         taken, self._carried = self._carried.then(Losses.of(entries)), Losses.of([])
-        self.milestones.see(taken)
+        self.history.add(taken)
         if self.diverged_at is None:
             self.diverged_at = taken.diverged_at()
         return taken
@@ -49,10 +50,10 @@ class Ledger:
             self.train_loss = float(sums[0] / sums[1])
         return self.train_loss, bool(sums[2])
 
-    def close(self, epoch: int) -> float:
-        """Put the losses of an epoch by; returns this worker's mean."""
+    def close(self, stretch: int) -> float:
+        """Put the losses of a stretch by; returns this worker's mean."""
         sums = self._take().sums().tolist()
-        self.by_epoch[epoch] = sums
+        self.by_stretch[stretch] = sums
         self._blown_up += sums[2]
         if sums[1]:
             self.train_loss = sums[0] / sums[1]
@@ -63,15 +64,16 @@ class Ledger:
         self._carried = self._carried.then(Losses.of(entries))
         return {
             "losses": self._carried.columns(),
-            "milestones": self.milestones,
+            "history": self.history.sums,
+            "initial_loss": self.initial_loss,
             "diverged_at": self.diverged_at,
             "train_loss": self.train_loss,
-            "by_epoch": self.by_epoch,
+            "by_stretch": self.by_stretch,
             "blown_up": self._blown_up,
         }
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        self._carried = Losses(*saved["losses"])
-        refill(self.milestones, saved["milestones"])
+        self._carried, self.history.sums = Losses(*saved["losses"]), saved["history"]
+        self.initial_loss = saved["initial_loss"]
         self.diverged_at, self.train_loss = saved["diverged_at"], saved["train_loss"]
-        self.by_epoch, self._blown_up = saved["by_epoch"], saved["blown_up"]
+        self.by_stretch, self._blown_up = saved["by_stretch"], saved["blown_up"]

@@ -61,6 +61,10 @@ class Plan:
     optimizer: str
     seed: int
     goal: Goal
+    evaluate_every: float
+    """Epochs between two points of the learning curve."""
+    own_metrics: bool
+    """Whether each replica is judged by itself in the end."""
     device: str
     trace: int
     """Events that each rank logs one by one."""

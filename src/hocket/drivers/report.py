@@ -23,7 +23,7 @@ def report(session: Session, seconds: float) -> dict[str, Any]:
         "parameters": session.replica.x.numel(),
         **_traffic(session),
     }
-    return found | (_shared_vector(session, seconds) if "shared-memory" in session.strategy.needs else {})
+    return found | (_shared_vector(session) if "shared-memory" in session.strategy.needs else {})
 
 
 def server_report(session: Session, server: Server, seconds: float) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _traffic(session: Session) -> dict[str, Any]:
     }
 
 
-def _shared_vector(session: Session, seconds: float) -> dict[str, Any]:
+def _shared_vector(session: Session) -> dict[str, Any]:
     """What happened to the shared vector; its staleness counts, not that of the steps by which workers find
     their way. Rank 0 speaks for all."""
     if session.rank.comm.rank:
@@ -54,7 +54,6 @@ def _shared_vector(session: Session, seconds: float) -> dict[str, Any]:
         "compile_seconds": session.compile_s,
         "shared": {
             "updates": found.updates,
-            "updates_per_s": found.updates / max(seconds, 1e-9),
             "dropped": found.dropped,
             "failed_tries": {str(k): v for k, v in sorted(found.tries.items())},
             "lock_wait_s": found.lock_wait_s,

@@ -32,6 +32,8 @@ from hocket.engines.engine import Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
+_HOLDS_THE_BATON = nullcontext()
+
 
 @engine("sim")
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Sim(Engine):
 
     def slowdowns(self, size: int) -> list[tuple[int, float]]:
         """(how many, factor) for each group of slow workers."""
-        groups = []
+        groups: list[tuple[int, float]] = []
         for part in filter(None, self.stragglers.split("+")):
             match = re.fullmatch(r"(\d{1,9})x(\d{1,9}(?:\.\d+)?)", part, re.ASCII)
             if not match or float(match[2]) <= 0:
@@ -141,6 +143,7 @@ class SimWorld(World):
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
         self._deadlock = ""
+        self._returning: dict[int, float] = {}  # who comes back from a pause, and to which time
         # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
         self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
 
@@ -299,6 +302,18 @@ class SimWorld(World):
         self._schedule(rank, self.now_s[rank])
         self._pause_here(rank)
 
+    def come_back(self, rank: int, at_s: float, ranks: int) -> None:
+        """Go back to the time before a pause, when all who made it are through with it."""
+        self._returning[rank] = at_s
+        self._waits[rank] = Wait("pause", lambda: "others", lambda: None)
+        if len(self._returning) == ranks:
+            for r, back_s in self._returning.items():
+                self.now_s[r] = back_s
+                self._schedule(r, back_s)
+            self._returning = {}
+        self._pause_here(rank)
+        self._waits[rank] = None
+
     def post(self, source: int, to: int, envelope: Envelope) -> float:
         """A message leaves when the sender's card is free, and the receiver's card takes messages in as they come."""
         now_s = self.now_s[source]
@@ -340,9 +355,6 @@ class SimWorld(World):
         return 0.0
 
 
-_HOLDS_THE_BATON = nullcontext()
-
-
 class SimClock:
     """Virtual time of one rank."""
 
@@ -366,6 +378,12 @@ class SimClock:
             self._world.count_from_here(self._rank)
 
     paused = free
+
+    def come_back(self, now_s: float, earliest_s: float, ranks: int) -> None:
+        self._world.come_back(self._rank, now_s, ranks)
+
+    def wait_while(self, busy: Callable[[], bool]) -> None:
+        pass
 
     def line_up(self) -> None:
         self._world.line_up(self._rank)

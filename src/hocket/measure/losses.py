@@ -1,4 +1,4 @@
-"""Training losses of one worker: their mean over an epoch, and when they fell below parts of the first."""
+"""Training losses: their mean over a stretch of a run, and when they fell below parts of the first."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hocket.core.state import State
-
 PARTS = (75.0, 50.0, 10.0, 5.0, 2.5)
 """Percent of the initial loss whose times are measured."""
 WINDOW = 2048
-"""Samples that the running mean of the loss goes back over, more or less."""
+"""Samples, of all workers together, that a mean loss is taken over."""
+LEAST = 512
+"""And at least so many near the beginning and the end of a run, where it cannot reach as far on both sides."""
+ENTRIES = 4096
+"""What a worker remembers of its losses, at most: in a longer run, one entry stands for several batches."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +55,46 @@ class Losses:
         return int(self.steps[bad[0]]) if len(bad) else None
 
 
-class Milestones(State):
-    """When the running mean of the loss first was at or below each part of the initial loss."""
+class History:
+    """The losses of one worker over a whole run, in a few thousand entries."""
 
-    seconds: dict[float, float]
+    def __init__(self) -> None:
+        self.sums = torch.zeros(0, 3, dtype=torch.float64)
+        """A row an entry: samples, and the sums over them of their losses and times."""
 
-    def __init__(self, initial: float) -> None:
-        super().__init__(initial=initial, mean=initial, seconds={})
+    def add(self, losses: Losses) -> None:
+        n = losses.samples
+        self.sums = torch.cat([self.sums, torch.stack([n, losses.values * n, losses.seconds * n], 1)])
+        while len(self.sums) > ENTRIES:
+            pairs = len(self.sums) // 2 * 2
+            self.sums = torch.cat([self.sums[:pairs:2] + self.sums[1:pairs:2], self.sums[pairs:]])
 
-    def start(self, initial: float) -> None:
-        """The loss before the first step is known now."""
-        self.initial = self.mean = initial
 
-    def see(self, losses: Losses) -> None:
-        parts = [p for p in PARTS if p not in self.seconds]
-        for loss, samples, now in zip(
-            losses.values.tolist(), losses.samples.tolist(), losses.seconds.tolist(), strict=True
-        ):
-            if not parts:
-                return
-            self.mean += (1 - math.exp(-samples / WINDOW)) * (loss - self.mean)
-            while parts and self.mean <= self.initial * parts[0] / 100:
-                self.seconds[parts.pop(0)] = now
+def time_to_loss(initial: float, histories: Sequence[Tensor]) -> dict[float, float]:
+    """From the sums of the workers' histories: when the loss was first at or below each part of the initial one.
+
+    The losses of all workers stand in one row, in the order of their times. The loss at a time is the mean over the
+    window around it, and the time that of the window's samples in the mean: so a window is not late by half its length.
+    """
+    row = torch.cat([h.view(-1, 3) for h in histories])
+    row = row[row[:, 0] > 0]
+    row = row[torch.argsort(row[:, 2] / row[:, 0], stable=True)]
+    if len(bad := torch.nonzero(~torch.isfinite(row[:, 1]))):
+        row = row[: int(bad[0])]
+    if not math.isfinite(initial) or not len(row):
+        return {}
+    total = torch.cat([row.new_zeros(1, 3), row.cumsum(0)])
+    end = total[-1, 0]
+    middle = (total[:-1, 0] + total[1:, 0]) / 2
+    half = torch.minimum(torch.minimum(middle, end - middle), end.new_tensor(WINDOW / 2))
+    judged = half >= min(LEAST, float(end) / 2) / 2
+    borders = total[:, 0].contiguous()
+    first = torch.searchsorted(borders, (middle - half)[judged], right=True) - 1
+    behind = torch.searchsorted(borders, (middle + half)[judged])
+    samples, losses, times = (total[behind] - total[first]).T
+    found: dict[float, float] = {}
+    for part in PARTS:
+        reached = torch.nonzero(losses / samples <= initial * part / 100)
+        if len(reached):
+            found[part] = float((times / samples)[reached[0]])
+    return found

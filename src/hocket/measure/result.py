@@ -29,7 +29,7 @@ class Result:
     seed: int
     verdict: Verdict
     seconds: float
-    """Training alone: evaluation is outside the clock."""
+    """Training alone, of the worker that took longest: evaluation is outside the clock."""
     virtual_seconds: float | None
     """Under `sim`: the simulated time, which the curve, the rate and the times of the workers are in."""
     samples_per_s: float
@@ -44,16 +44,16 @@ class Result:
     bytes_sent: int
     staleness: dict[str, Any]
     per_worker: list[dict[str, float]]
-    """Seconds of compute, communication and waiting, and bytes, of each worker; where the replicas differed before
-    the last average, also the metric of its own (`own_metric`)."""
+    """Seconds of compute, communication and waiting, and bytes, of each worker; with `own_metrics`, where the replicas
+    differed before the last average, also the metric of its own (`own_metric`)."""
     consensus_distance: float | None
     """How far the replicas were from their mean before the last average: the root of the mean square distance."""
     curve: list[dict[str, Any]]
     parameters: int
     versions: dict[str, str]
     time_to_loss: dict[str, float | None] = field(default_factory=dict)
-    """When the running mean of the training loss was at 75, 50, 10, 5 and 2.5 % of the initial loss: the median over
-    the workers."""
+    """When the training loss was at 75, 50, 10, 5 and 2.5 % of the initial one: the mean over some 2,048 samples of all
+    workers together."""
     shared: dict[str, Any] | None = None
     """In shared memory: updates applied and dropped, failed tries, waits for locks, vectors alive at the peak."""
     compile_seconds: float | None = None

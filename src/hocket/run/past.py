@@ -22,10 +22,13 @@ def read_curve(folder: Path, epoch: float) -> list[dict[str, Any]]:
 
     Not up to a step: with other workers an epoch has another number of them.
     """
-    return [
-        {key: int(value) if key == "step" else float(value) if value else None for key, value in row.items()}
-        for row in _rows(folder, epoch)
-    ]
+    return [{key: _number(key, value) for key, value in row.items()} for row in _rows(folder, epoch)]
+
+
+def _number(key: str, value: str) -> float | None:
+    if not value:
+        return None
+    return int(value) if key in ("step", "samples") else float(value)
 
 
 def _rows(folder: Path, epoch: float) -> list[dict[str, str]]:

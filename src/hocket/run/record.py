@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hocket.core.errors import RankFailed
@@ -16,7 +17,7 @@ from hocket.core.status import Status
 from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Listener
 from hocket.measure.folder import RunFolder
-from hocket.measure.losses import PARTS
+from hocket.measure.losses import PARTS, time_to_loss
 from hocket.measure.result import Result, Verdict, staleness_summary, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
@@ -127,13 +128,13 @@ class Recorder(Listener):
         if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             why = f"trace={self._about.plan.trace}"
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
-        simulated = self._about.virtual_time
+        simulated, seconds = self._about.virtual_time, max(r["seconds"] for r in reports)
         return Result(
             **self._known(_joined(self._about.curve, _curve_of(reports))),
-            verdict=_verdict_of(reports),
-            seconds=first["real_seconds"] if simulated else first["seconds"],
-            virtual_seconds=first["seconds"] if simulated else None,
-            samples_per_s=sum(r["samples"] for r in reports) / max(first["seconds"], 1e-9),
+            verdict=first["verdict"],
+            seconds=first["real_seconds"] if simulated else seconds,
+            virtual_seconds=seconds if simulated else None,
+            samples_per_s=sum(r["samples"] for r in reports) / max(seconds, 1e-9),
             steps=first["steps_done"],
             epochs=first["epochs"],
             bytes_sent=sum(r["bytes_sent"] for r in everyone),
@@ -141,8 +142,8 @@ class Recorder(Listener):
             per_worker=[{k: r[k] for k in WORKER_KEYS if k in r} for r in reports],
             consensus_distance=first["consensus_distance"],
             parameters=first["parameters"],
-            time_to_loss=_middle([r["time_to_loss"] for r in reports]),
-            shared=first.get("shared"),
+            time_to_loss=_time_to_loss(reports),
+            shared=_with_rate(first["shared"], seconds) if "shared" in first else None,
             compile_seconds=first.get("compile_seconds"),
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
             state=self._state(),
@@ -196,18 +197,12 @@ class Recorder(Listener):
         return load(self._model) if self._model else {}
 
 
-def _verdict_of(reports: Sequence[dict[str, Any]]) -> Verdict:
-    """What one worker has seen holds for all; the worst counts."""
-    verdicts: tuple[Verdict, ...] = ("interrupted", "diverged", "reached-target")
-    return next((v for v in verdicts if any(r["verdict"] == v for r in reports)), "finished")
-
-
 def _curve_of(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The points of all workers. Where they did not meet, only now is the loss of an epoch known over all of them."""
+    """The points of all workers. Where they did not meet, only now is the loss since the point before known."""
     curve = _joined([], [point for report in reports for point in report["curve"]])
     for point in curve:
-        epoch = str(round(point["epoch"]) - 1)
-        sums = [report["epoch_losses"][epoch] for report in reports if epoch in report["epoch_losses"]]
+        stretch = str(-(-point["step"] // reports[0]["stride"]) - 1)
+        sums = [report["stretches"][stretch] for report in reports if stretch in report["stretches"]]
         samples = sum(n for _, n, _ in sums)
         if sums and samples:
             loss = sum(total for total, _, _ in sums) / samples
@@ -221,11 +216,18 @@ def _joined(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[d
     return [points[epoch] for epoch in sorted(points)]
 
 
-def _middle(times: Sequence[dict[str, float]]) -> dict[str, float | None]:
-    """For each part of the initial loss, when the workers were there: the median, None if fewer than half were."""
-    found: dict[str, float | None] = {}
-    for part in (f"{p:g}" for p in PARTS):
-        reached = sorted(t.get(part, math.inf) for t in times)
-        middle = reached[(len(reached) - 1) // 2]
-        found[part] = middle if math.isfinite(middle) else None
-    return found
+def _with_rate(shared: dict[str, Any], seconds: float) -> dict[str, Any]:
+    return {"updates": shared["updates"], "updates_per_s": shared["updates"] / max(seconds, 1e-9)} | shared
+
+
+def _time_to_loss(reports: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """For each part of the initial loss, when the workers together were there; None is never."""
+    rows = [torch.tensor(_numbers(report["losses"]), dtype=torch.float64) for report in reports]
+    initial = reports[0]["initial_loss"]
+    found = time_to_loss(math.inf if initial is None else initial, rows)
+    return {f"{part:g}": found.get(part) for part in PARTS}
+
+
+def _numbers(entries: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """JSON has no infinity; null stands for it."""
+    return [[math.inf if number is None else number for number in entry] for entry in entries]

@@ -53,6 +53,8 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         optimizer=optimizer,
         seed=spec.seed,
         goal=Goal.never() if spec.target is None else Goal(spec.target, task.lower_is_better),
+        evaluate_every=spec.evaluate_every,
+        own_metrics=spec.own_metrics,
         device=spec.device,
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),
@@ -116,6 +118,8 @@ def _check_number(name: str, value: float) -> None:
             raise UserError(f"lr_decay must be greater than 0 and at most 1, got {value:g}")
         case "momentum" if not 0 <= value < 1:
             raise UserError(f"momentum must be at least 0 and less than 1, got {value:g}")
+        case "evaluate_every" if not 0 < value <= MOST:
+            raise UserError(f"evaluate_every must be more than 0 epochs, got {value:g}")
         case "warmup" if not 0 <= value <= MOST:
             raise UserError(f"warmup must be 0 or more epochs, got {value:g}")
 
