@@ -35,6 +35,8 @@ def _flag(name: str) -> Parameter:
     declared = settings()[name]
     kind = type_of(declared)
     is_table = typing.get_origin(kind) is dict
+    if typing.get_origin(kind) is typing.Literal:
+        kind = str  # RunSpec refuses what is none of its words, as it does for a file
     kind = list[str] | None if is_table else kind | None
     names = [f"--{name.replace('_', '-')}", *filter(None, [declared.metadata["short"]])]
     metavar = "KEY=VALUE" if is_table else None

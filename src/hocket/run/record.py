@@ -127,13 +127,17 @@ class Recorder(Listener):
         if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             why = f"trace={self._about.plan.trace}"
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
-        simulated = self._about.virtual_time
+        simulated, verdict = self._about.virtual_time, _verdict_of(reports)
+        samples = sum(r["samples"] for r in reports)
+        known = self._known(_joined(self._about.curve, _curve_of(reports)))
+        if verdict == "diverged":  # even a model of NaNs guesses some classes right
+            known["time_to_target"] = None
         return Result(
-            **self._known(_joined(self._about.curve, _curve_of(reports))),
-            verdict=_verdict_of(reports),
+            **known,
+            verdict=verdict,
             seconds=first["real_seconds"] if simulated else first["seconds"],
             virtual_seconds=first["seconds"] if simulated else None,
-            samples_per_s=sum(r["samples"] for r in reports) / max(first["seconds"], 1e-9),
+            samples_per_s=None if verdict == "diverged" else samples / max(first["seconds"], 1e-9),
             steps=first["steps_done"],
             epochs=first["epochs"],
             bytes_sent=sum(r["bytes_sent"] for r in everyone),
@@ -177,6 +181,7 @@ class Recorder(Listener):
             task=plan.task or "task",
             strategy=plan.strategy,
             engine=self._about.engine,
+            driver=plan.driver,
             workers=plan.workers,
             seed=plan.seed,
             train_loss=last.get("train_loss"),

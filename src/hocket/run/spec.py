@@ -16,9 +16,10 @@ from hocket.core.errors import UserError
 from hocket.core.registry import convert, unknown
 from hocket.measure.trace import DETAIL
 
-Command = Literal["train", "compare", "launch"]
-TRAINING: tuple[Command, ...] = ("train", "compare")
-ANYWHERE: tuple[Command, ...] = ("train", "compare", "launch")
+Command = Literal["train", "compare", "tune", "launch"]
+TRAINING: tuple[Command, ...] = ("train", "compare", "tune")
+ANYWHERE: tuple[Command, ...] = (*TRAINING, "launch")
+Driver = Literal["auto", "compiled", "pytorch"]
 
 
 def _about(
@@ -46,10 +47,16 @@ class RunSpec:
 
     task: str = field(metadata=_about("", commands=(), fixed=True))
     strategy: str = setting(
-        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=("train",)
+        "allreduce",
+        "How workers agree, such as local-sgd:every=16. [allreduce]",
+        short="-s",
+        commands=("train", "tune"),
     )
-    workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=("train", "launch"))
+    workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=("train", "tune", "launch"))
     engine: str | None = setting(None, "mpi, torch, threads or sim. [mpi where it can start]", commands=ANYWHERE)
+    driver: Driver = setting(
+        "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
+    )
     epochs: int | None = setting(None, "Passes over the data. [the task's]")
     steps: int | None = setting(None, "Steps of each worker, in place of epochs.")
     batch: int | None = setting(None, "Samples a step of each worker. [the task's]", fixed=True)
