@@ -18,8 +18,9 @@ from hocket.measure.trace import DETAIL
 
 Command = Literal["train", "compare", "tune", "launch"]
 TRAINING: tuple[Command, ...] = ("train", "compare", "tune")
+ONE: tuple[Command, ...] = ("train", "tune")
+"""Those that are about one strategy with one number of workers."""
 ANYWHERE: tuple[Command, ...] = (*TRAINING, "launch")
-Driver = Literal["auto", "compiled", "pytorch"]
 
 
 def _about(
@@ -47,14 +48,11 @@ class RunSpec:
 
     task: str = field(metadata=_about("", commands=(), fixed=True))
     strategy: str = setting(
-        "allreduce",
-        "How workers agree, such as local-sgd:every=16. [allreduce]",
-        short="-s",
-        commands=("train", "tune"),
+        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=ONE
     )
-    workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=("train", "tune", "launch"))
+    workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
     engine: str | None = setting(None, "mpi, torch, threads or sim. [mpi where it can start]", commands=ANYWHERE)
-    driver: Driver = setting(
+    driver: Literal["auto", "compiled", "pytorch"] = setting(
         "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
     )
     epochs: int | None = setting(None, "Passes over the data. [the task's]")

@@ -32,7 +32,7 @@ from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
 from hocket.run.resolve import resolve, settled
 from hocket.run.signals import Interrupts
-from hocket.run.spec import Driver, RunSpec
+from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
 from hocket.strategies import strategy
 from hocket.tasks import SampleSet, Task
@@ -144,7 +144,7 @@ def _workers(spec: RunSpec, text: str) -> int | None:
     return ranks - servers
 
 
-def _is_compiled(driver: Driver, text: str, plan: Plan, task: Task, train: SampleSet) -> bool:
+def _is_compiled(driver: str, text: str, plan: Plan, task: Task, train: SampleSet) -> bool:
     """Whether the workers run compiled: if that was asked for, and in shared memory wherever they can."""
     if driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
         return False
@@ -168,7 +168,7 @@ def _why_not_compiled(text: str, plan: Plan, task: Task, train: SampleSet) -> st
             return ""
     if plan.optimizer != "sgd" or plan.warmup or plan.device != "cpu":
         return "compiled workers take steps of plain sgd on the CPU, without warm-up"
-    return f"task {Path(plan.task).name or 'task'} has no compiled form: its model, loss or data are none that Hocket knows"
+    return f"task {Path(plan.task).name or 'task'} has no compiled form: Hocket compiles perceptrons and its own models"
 
 
 def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> None:
