@@ -134,7 +134,7 @@ def _given(spec: RunSpec, task: Task, name: str) -> Any:
 
 
 def _of_optimizer(spec: RunSpec, task: Task, optimizer: str, name: str, rates: Mapping[str, float]) -> float:
-    """What the spec says; or else the task, if this is its own optimizer; or else what such an optimizer begins with."""
+    """What the spec says, or the task if this is its own optimizer, or else what such an optimizer begins with."""
     kind, own = (optim.parse(text)[0] for text in (optimizer, task.optimizer))
     if getattr(spec, name) is None and kind != own:
         return rates.get(kind, 0.0)
