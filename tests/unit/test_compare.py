@@ -49,7 +49,7 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "allreduce", "--tune", "lrr"], "did you mean lr?"),
         (
             ["-s", "allreduce", "-s", "serial", "--tune", "every"],
-            "nor option of allreduce or serial, is called 'every'",
+            "option of allreduce or serial, is called 'every'",
         ),
         (["-s", "allreduce", "--tune", "lr", "--tune", "lr=0.1,0.2"], "--tune lr is given twice"),
         (["-s", "allreduce", "--tune", "lr=1..0.1"], "nothing lies between 1 and 0.1"),
