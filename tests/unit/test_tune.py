@@ -142,7 +142,7 @@ def test_the_faster_to_the_target_wins_where_there_is_one() -> None:
 
 
 def test_when_all_diverge_one_line_says_so() -> None:
-    with pytest.raises(UserError, match="every candidate diverged.*give --tune lower values"):
+    with pytest.raises(UserError, match=r"every candidate diverged.*give --tune lower values"):
         hocket.tune(TASK, ["lr=1e30,1e31"], strategy="serial", engine="sim", progress=False)
 
 

@@ -88,13 +88,17 @@ class Comparison:
             make_folder(out, force)
         for row in self.rows:
             row.tune(display)
+            self._write(out)
         for seed in range(self.spec.seed, self.spec.seed + self.seeds):
             for row in self.rows:
                 training = prepare(dataclasses.replace(row.spec, seed=seed), self.own)
                 row.runs.add(training.run(out / _folder(row, seed) if out else None, force=force, display=display))
-                if out:
-                    (out / "compare.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
+                self._write(out)
         return self.to_json()
+
+    def _write(self, out: Path | None) -> None:
+        if out:
+            (out / "compare.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -107,7 +111,7 @@ class Comparison:
 
     def warning(self) -> str:
         """Where rows have one learning rate, but it means different things to them: one line; else empty."""
-        if any("lr" in row.tuned for row in self.rows):
+        if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
             return ""
         scales = {row.strategy: _rate_scale(row) for row in self.rows}
         if len(set(scales.values())) == 1:

@@ -52,11 +52,12 @@ class Runs:
         """Trained on, by all workers in all runs."""
         return sum(int(worker["samples"]) for r in self.results for worker in r.per_worker)
 
-    def order(self, lower_is_better: bool) -> tuple[float, float]:
-        """The less, the better: the median time to the target, then the median metric."""
+    def order(self, lower_is_better: bool) -> tuple[float, float, float]:
+        """The less, the better: the median time to the target, then the median metric, then the median loss."""
         sign = 1 if lower_is_better else -1
         metrics = [math.inf if r.test_metric is None else sign * r.test_metric for r in self.results]
-        return statistics.median(self.times), statistics.median(metrics)
+        losses = [math.inf if r.test_loss is None else r.test_loss for r in self.results]
+        return statistics.median(self.times), statistics.median(metrics), statistics.median(losses)
 
 
 def overlap(a: Sequence[float], b: Sequence[float]) -> bool:

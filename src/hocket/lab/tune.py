@@ -114,7 +114,8 @@ class Tuning:
 
     @property
     def best(self) -> Values:
-        return self.ranking[0].values
+        """Empty before anything was tried."""
+        return self.ranking[0].values if self.trials else {}
 
     @property
     def samples(self) -> int:
@@ -151,8 +152,7 @@ class Tuning:
                 raise UserError(
                     f"tuning {who}: every candidate diverged, {described(tried)} too; give --tune lower values"
                 )
-        best = self.ranking[0]
-        display.note(f"tuned {who}: {described(best.values)}{self.beyond()}")
+        display.note(f"tuned {who}: {described(self.best)}{self.beyond()}")
 
     def beyond(self) -> str:
         """A word of warning where the best value is the last one that was tried."""
@@ -199,7 +199,7 @@ class Tuning:
             "workers": spec.workers,
             "engine": spec.engine,
             "driver": self.training.plan.driver,
-            "best": dict(self.best) if self.trials else None,
+            "best": dict(self.best) or None,
             "samples": self.samples,
             "seconds": self.seconds,
             "budget": self.budget,
