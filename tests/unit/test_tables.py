@@ -75,7 +75,7 @@ class TestTheTable:
 
     @pytest.mark.parametrize(
         ("target", "rule"),
-        [(None, "every run takes all 8 epochs"), (0.9, "every run stops at 0.9, or after 8 epochs")],
+        [(None, "every run lasts 8 epochs"), (0.9, "every run stops at 0.9, or after 8 epochs")],
     )
     def test_it_says_when_runs_stop(self, target: float | None, rule: str) -> None:
         assert rule in tables.rule(comparison(MIDDLE, FAST, target=target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class TestWhatIsTried:
     def test_a_list_is_taken_as_it_stands(self) -> None:
         assert values("lr=0.5,0.1,0.5") == [0.5, 0.1]
         assert values("every=16,2") == [16, 2]
+        with pytest.raises(UserError, match="values are too many"):
+            values("lr=1e-30..1e30")
 
     def test_options_of_the_strategy(self) -> None:
         assert values("every") == [1, 2, 4, 8, 16]
@@ -107,6 +110,11 @@ class TestHalving:
         (lost,) = [t for t in tuned.trials if t.runs.diverged]
         assert lost.values["lr"] == 1e30 and lost is tuned.ranking[-1]
         assert tuned.best == tuned.ranking[0].values and tuned.ranking[0].rung == 3
+
+    def test_a_best_rate_at_the_end_of_the_grid_is_pointed_out(self, tuned: Tuning) -> None:
+        assert not tuned.beyond()
+        short = dataclasses.replace(tuned, grid=[v for v in tuned.grid if v["lr"] <= tuned.best["lr"]])
+        assert short.beyond() == " (no higher lr was tried)"
 
     def test_it_costs_what_it_may(self, tuned: Tuning) -> None:
         whole = 8 * 48

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 import typing
@@ -21,6 +20,8 @@ SETTINGS = ("lr", "batch", "momentum")
 """What can be tuned of every run; the rest are options of its strategy."""
 MOST_CANDIDATES = 24
 """Of a larger grid so many are drawn at random."""
+MOST_VALUES = 100
+"""Of one thing that is tuned."""
 _DECADE = (1, 2, 5)
 """Steps of a log grid that give round numbers."""
 _LR_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -67,14 +68,21 @@ def read(texts: Sequence[str], strategies: Sequence[str]) -> list[Wish]:
 def candidates(wishes: Sequence[Wish], training: Training) -> list[Values]:
     """The grid of all values that are tried in place of a run's own, or a sample of it."""
     fitting = [wish for wish in wishes if wish.fits(training.spec.strategy)]
-    axes = [_values(wish, training) for wish in fitting]
-    grid: list[Values] = [
-        dict(zip((w.name for w in fitting), point, strict=True)) for point in itertools.product(*axes)
-    ]
-    if len(grid) > MOST_CANDIDATES:
-        chosen = sorted(random.Random(training.spec.seed).sample(range(len(grid)), MOST_CANDIDATES))
-        grid = [grid[i] for i in chosen]
-    return grid
+    axes = {wish.name: _values(wish, training) for wish in fitting}
+    count = math.prod(map(len, axes.values()))
+    chosen: Sequence[int] = range(count)
+    if count > MOST_CANDIDATES:
+        chosen = sorted(random.Random(training.spec.seed).sample(chosen, MOST_CANDIDATES))
+    return [_point(axes, index) for index in chosen]
+
+
+def _point(axes: dict[str, list[Any]], index: int) -> Values:
+    """A point of the grid by its number, in which the last axis counts fastest."""
+    found = {}
+    for name, values in reversed(axes.items()):
+        index, at = divmod(index, len(values))
+        found[name] = values[at]
+    return dict(reversed(found.items()))
 
 
 def applied(spec: RunSpec, values: Values) -> RunSpec:
@@ -82,19 +90,17 @@ def applied(spec: RunSpec, values: Values) -> RunSpec:
     name, _, rest = spec.strategy.partition(":")
     given = dict(part.split("=", 1) for part in rest.split(",") if part)
     given = {key.strip().replace("-", "_"): value for key, value in given.items()}
-    given |= {key: _written(value) for key, value in values.items() if key not in SETTINGS}
+    given |= {key: written(value) for key, value in values.items() if key not in SETTINGS}
     text = ":".join(filter(None, [name, ",".join(f"{key}={value}" for key, value in given.items())]))
     return dataclasses.replace(spec, strategy=text, **{key: values[key] for key in SETTINGS if key in values})
 
 
 def described(values: Values) -> str:
-    return ", ".join(f"{name}={_written(value)}" for name, value in values.items())
+    return ", ".join(f"{name}={written(value)}" for name, value in values.items())
 
 
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -116,6 +122,8 @@ def _values(wish: Wish, training: Training) -> list[Any]:
     else:
         values = [convert(part.strip(), kind, what) for part in wish.given.split(",")]
     values = list(dict.fromkeys(values))
+    if len(values) > MOST_VALUES:
+        raise UserError(f"{what}: {len(values)} values are too many; give {MOST_VALUES} or fewer, or a shorter range")
     if len(values) < 2:
         raise UserError(f"{what}: there must be two values or more; write {wish.name}=A,B or {wish.name}=A..B")
     return values

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from hocket.lab.axes import described
+from hocket.lab.axes import described, written
 from hocket.lab.compare import Comparison, Row
 from hocket.lab.runs import overlap
 from hocket.lab.tune import Tuning
@@ -47,8 +47,9 @@ def ranked(comparison: Comparison) -> list[Row]:
 
 def rule(comparison: Comparison) -> str:
     """How the runs were made, and when they stopped."""
-    length, target = f"{comparison.epochs:g} epoch{'s' * (comparison.epochs != 1)}", comparison.spec.target
-    ends = f"takes all {length}" if target is None else f"stops at {target:g}, or after {length}"
+    spec = comparison.spec
+    length = f"{spec.steps:,} steps" if spec.steps is not None else _count(comparison.epochs, "epoch")
+    ends = f"lasts {length}" if spec.target is None else f"stops at {spec.target:g}, or after {length}"
     return f"{_count(comparison.seeds, 'run')} of each, in turns; every run {ends}. Medians (least–most)."
 
 
@@ -89,7 +90,7 @@ def tuned(tuning: Tuning) -> Table:
     found = _table([*names, f"test {result.metric}", "verdict"])
     for candidate in tuning.ranking:
         runs = candidate.runs
-        cells = [described({name: value}).partition("=")[2] for name, value in candidate.values.items()]
+        cells = [written(value) for value in candidate.values.values()]
         cells += [str(candidate.rung), f"{candidate.epochs:.3g}", str(len(runs.results))]
         if result.target is not None:
             cells += [_spread(runs.times, ".3g"), f"{runs.reached} of {len(runs.results)}"]
@@ -128,5 +129,5 @@ def _named(row: Row) -> str:
     return f"{row.strategy} with {_count(row.workers, 'worker')}"
 
 
-def _count(n: int, what: str) -> str:
-    return f"1 {what}" if n == 1 else f"{n} {what}s"
+def _count(n: float, what: str) -> str:
+    return f"{n:g} {what}{'s' * (n != 1)}"

@@ -108,7 +108,7 @@ class Tuning:
     @property
     def ranking(self) -> list[Candidate]:
         """Every candidate as it was last seen, the best first."""
-        last = {described(trial.values): trial for trial in self.trials}
+        last = {tuple(trial.values.items()): trial for trial in self.trials}
         lower = self.training.task.lower_is_better
         return sorted(last.values(), key=lambda c: (c.runs.diverged, -c.rung, *c.runs.order(lower)))
 
@@ -155,12 +155,10 @@ class Tuning:
         display.note(f"tuned {who}: {described(self.best)}{self.beyond()}")
 
     def beyond(self) -> str:
-        """A word of warning where the best value is the last one that was tried."""
-        for name, value in self.best.items():
-            tried = sorted({values[name] for values in self.grid}, key=lambda v: (str(type(v)), v))
-            if name == "lr" and value in (tried[0], tried[-1]):
-                side = "lower" if value == tried[0] else "higher"
-                return f" (no {side} {name} was tried)"
+        """A word of warning where the best learning rate is the last one that was tried."""
+        tried = sorted({values["lr"] for values in self.grid if "lr" in values})
+        if tried and self.best["lr"] in (tried[0], tried[-1]):
+            return f" (no {'lower' if self.best['lr'] == tried[0] else 'higher'} lr was tried)"
         return ""
 
     def _try(self, values: Values, number: int, rung: Rung, display: Display) -> Candidate:
