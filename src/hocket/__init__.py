@@ -16,14 +16,16 @@ if TYPE_CHECKING:
         Task,
         Team,
         UserError,
+        compare,
         fit,
         join,
         resume,
+        tune,
     )
 
 __all__ = [
     "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "fit", "join", "resume",
+    "__version__", "compare", "fit", "join", "resume", "tune",
 ]  # fmt: skip
 
 

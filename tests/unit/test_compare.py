@@ -20,8 +20,9 @@ def test_it_takes_turns_and_says_who_won(
     command = ["compare", "digits", "-s", "serial", "-s", "allreduce", "--workers", "1,2", "--seeds", "2"]
     assert cli.run([*command, "--engine", "sim", "--epochs", "8", "--target", "0.8", "--out", "c"]) == 0
     printed = capsys.readouterr().out
-    assert "Fastest to 0.8 here: allreduce with 2 workers" in printed
-    assert "times as fast as serial" in printed
+    assert "Fastest to 0.8 here (engine sim, pytorch): allreduce with 2 workers" in printed
+    assert "times as fast as the next, serial with 1 worker" in printed
+    assert "every run stops at 0.8, or after 8 epochs" in printed
     rows = json.loads((tmp_path / "c/compare.json").read_text())["rows"]
     assert [(r["strategy"], r["workers"]) for r in rows] == [("serial", 1), ("allreduce", 1), ("allreduce", 2)]
     for row in rows:
@@ -44,6 +45,24 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "allreduce", "--batch", "5000"], "batch 5000 is larger than a worker's shard"),
         (["-s", "serial", "-s", "allreduce", "--optimizer", "adm"], "did you mean adam?"),
         (["-s", "allreduce", "--steps", "2", "--epochs", "2"], "epochs or steps, not both"),
+        (["-s", "allreduce", "--driver", "compiled"], "compiled workers run on engine threads, not on sim"),
+        (["-s", "allreduce", "--tune", "lrr"], "did you mean lr?"),
+        (
+            ["-s", "allreduce", "-s", "serial", "--tune", "every"],
+            "option of allreduce or serial, is called 'every'",
+        ),
+        (["-s", "allreduce", "--tune", "lr", "--tune", "lr=0.1,0.2"], "--tune lr is given twice"),
+        (["-s", "allreduce", "--tune", "lr=1..0.1"], "nothing lies between 1 and 0.1"),
+        (["-s", "allreduce", "--tune", "lr="], "no values are given"),
+        (["-s", "allreduce", "--tune", "lr=0..1"], "must begin above 0"),
+        (["-s", "allreduce", "--tune", "lr=0.1"], "there must be two values or more"),
+        (["-s", "allreduce", "--tune", "lr=0.1,-1"], "lr must be greater than 0"),
+        (["-s", "allreduce", "--tune", "lr=0.1,high"], "--tune lr must be a number"),
+        (["-s", "allreduce", "--tune", "batch=8,5000"], "batch 5000 is larger than a worker's shard"),
+        (["-s", "local-sgd", "--tune", "every=0,4"], "must be 1 or more"),
+        (["-s", "allreduce", "--tune", "algorithm=ring..native"], "are no numbers"),
+        (["-s", "allreduce", "--tune", "momentum", "--optimizer", "adam"], "adam takes no momentum"),
+        (["-s", "allreduce", "--tune", "lr", "--budget", "0"], "--budget must be"),
     ],
 )
 def test_refused(

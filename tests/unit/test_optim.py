@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -205,3 +206,28 @@ def test_rates_that_the_parameters_cannot_hold(lr: float) -> None:
 def test_no_momentum_is_none(name: str) -> None:
     """Also where the optimizer's own default is another: the run's record says 0."""
     assert optim.make(name, Replica(model()), 0.1, 0.0).param_groups[0]["momentum"] == 0.0
+
+
+@functools.cache
+def accuracy(optimizer: str | None) -> float:
+    result = hocket.fit("digits", strategy="serial", engine="sim", optimizer=optimizer, progress=False, trace=0)
+    assert result.test_metric is not None
+    return result.test_metric
+
+
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_another_optimizer_than_the_tasks_begins_with_a_rate_of_its_own(name: str) -> None:
+    """Within 2.5 points of the task's own, which is a rate for momentum SGD: 0.1 with LAMB ends at 0.10."""
+    assert accuracy(name) > accuracy(None) - 0.025
+
+
+def test_what_is_said_counts_more_than_an_optimizers_own_rate() -> None:
+    own = resolve(RunSpec("digits"), tiny.task(lr=0.7, momentum=0.6), 24)
+    assert (own.lr, own.momentum) == (0.7, 0.6)
+    nesterov = resolve(RunSpec("digits", optimizer="sgd:nesterov=true"), tiny.task(lr=0.7, momentum=0.6), 24)
+    assert (nesterov.lr, nesterov.momentum) == (0.7, 0.6), "it is the task's, with an option"
+    lars = resolve(RunSpec("digits", optimizer="lars"), tiny.task(lr=0.7, momentum=0.6), 24)
+    assert (lars.lr, lars.momentum) == (1.0, 0.9)
+    given = resolve(RunSpec("digits", optimizer="lars", lr=3.0, momentum=0.0), tiny.task(lr=0.7, momentum=0.6), 24)
+    assert (given.lr, given.momentum) == (3.0, 0.0)
+    assert set(optim.RATES) == set(optim.OPTIMIZERS)

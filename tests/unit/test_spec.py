@@ -42,6 +42,7 @@ FIELDS = dict(
     task=words,
     strategy=words,
     engine=st.none() | words,
+    driver=st.sampled_from(["auto", "compiled", "pytorch"]),
     workers=st.none() | st.integers(),
     epochs=st.none() | st.integers(),
     steps=st.none() | st.integers(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from hocket.app.display import choose
 from hocket.app.options import takes_keywords
 from hocket.core.errors import CommError, DeadlineExceeded, RankFailed, UserError
 from hocket.drivers.team import Team, join
+from hocket.lab.compare import plan as plan_comparison
+from hocket.lab.tune import BUDGET
+from hocket.lab.tune import plan as plan_tuning
 from hocket.measure.result import Result
 from hocket.run import loading
 from hocket.run.loading import StopLoading
@@ -20,7 +24,7 @@ from hocket.version import __version__
 
 __all__ = [
     "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "fit", "join", "resume",
+    "__version__", "compare", "fit", "join", "resume", "tune",
 ]  # fmt: skip
 
 
@@ -38,11 +42,63 @@ def fit(
     `task` is a name (`hocket list`), `path/to/file.py:task`, or a `Task`. `out` is a folder for the record of the
     run, and `force` replaces the one that is there; without `out` nothing is written.
     """
+    spec, own = _spec(task, settings)
+    return train(spec, own, out=Path(out) if out else None, force=force, display=choose(quiet=not progress))
+
+
+@takes_keywords
+def compare(
+    task: str | Task,
+    strategies: Sequence[str],
+    *,
+    workers: Sequence[int] = (2,),
+    seeds: int = 3,
+    tune: Sequence[str] = (),
+    budget: float = BUDGET,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train `task` under several strategies, in turns, and return what compare.json holds.
+
+    `tune` names what each strategy is tuned in before (`["lr"]`, `["lr=0.01..1", "every"]`), and `budget` is what that
+    may cost it, in trainings of full length. Without `out` nothing is written.
+    """
+    spec, own = _spec(task, settings)
+    comparison = plan_comparison(spec, strategies, workers, seeds, tune, budget, own)
+    display = choose(quiet=not progress)
+    if warning := comparison.warning():
+        display.note(warning)
+    return comparison.run(Path(out) if out else None, force, display)
+
+
+@takes_keywords
+def tune(
+    task: str | Task,
+    tune: Sequence[str] = ("lr",),
+    *,
+    budget: float = BUDGET,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Find the settings that suit a strategy best, and return what tune.json holds; `best` has their values.
+
+    `tune` names what is tuned: `lr`, `lr=0.01..1`, `every=4,8`. `budget` is what that may cost, in trainings of full
+    length. Without `out` nothing is written.
+    """
+    spec, own = _spec(task, settings)
+    return plan_tuning(spec, tune, budget, own).run(Path(out) if out else None, force, choose(quiet=not progress))
+
+
+def _spec(task: str | Task, settings: dict[str, Any]) -> tuple[RunSpec, Task | None]:
+    """The settings of a run, and the user's own object, if the task is one."""
     if loading.loading:
         raise StopLoading
     name, own = (task, None) if isinstance(task, str) else ("", task)
-    spec = RunSpec.from_mapping({"task": name, **settings})
-    return train(spec, own, out=Path(out) if out else None, force=force, display=choose(quiet=not progress))
+    return RunSpec.from_mapping({"task": name, **settings}), own
 
 
 @takes_keywords

@@ -19,6 +19,8 @@ from hocket.run.signals import Interrupts
 from hocket.version import __version__
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from hocket.run.progress import Display
 
 app = typer.Typer(
@@ -34,6 +36,19 @@ _OPTIONS: dict[str, Any] = {"show_default": False}
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")]
+Tune = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tune",
+        metavar="NAME[=VALUES]",
+        help="Tune lr, batch, momentum or an option of the strategy: lr, lr=0.01..1, every=4,8; give it several times.",
+        **_OPTIONS,
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(help="What tuning may cost a strategy, in trainings of full length. [8]", **_OPTIONS),
+]
 SpecFile = Annotated[
     Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; a run's folder has one.", **_OPTIONS)
 ]
@@ -201,6 +216,8 @@ def compare(
     strategy: Annotated[list[str], typer.Option("--strategy", "-s", help="A strategy; give it several times.")],
     workers: Annotated[str, typer.Option("--workers", "-n", help="Numbers of workers, such as 1,2,4.")] = "2",
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from --seed on.")] = 3,
+    tune: Tune = None,
+    budget: Budget = None,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TASK] [KEY=VALUE]...", help="A task, or path/to/file.py:task; then settings."),
@@ -213,10 +230,10 @@ def compare(
     **settings: Any,
 ) -> None:
     """Compare strategies on one task: interleaved runs, medians with spread, and which was fastest to the target."""
-    from rich.console import Console
-
     from hocket.app.display import choose
-    from hocket.lab import compare as lab
+    from hocket.lab import tables
+    from hocket.lab.compare import plan
+    from hocket.lab.tune import BUDGET
     from hocket.run.place import new_folder
 
     try:
@@ -225,16 +242,63 @@ def compare(
         raise UserError(f"--workers must be numbers such as 1,2,4; got {workers!r}") from None
     real = sys.stdout
     with redirect_stdout(sys.stderr if as_json else real):
-        grid = lab.plan(collected(words or [], settings, spec), strategy, counts, seeds)
+        asked = collected(words or [], settings, spec)
+        comparison = plan(asked, strategy, counts, seeds, tune or [], BUDGET if budget is None else budget)
+        display = choose(quiet=as_json)
+        if warning := comparison.warning():
+            _say(warning)
         if out is None:
-            out, force = new_folder(f"compare-{_short(grid.spec.task)}"), True
-        record = lab.compare(grid, out, force, choose(quiet=as_json))
+            out, force = new_folder(f"compare-{_short(asked.task)}"), True
+        record = comparison.run(out, force, display)
     if as_json:
         print(json.dumps(record))
         return
-    Console(highlight=False).print(lab.table(grid.rows))
-    print(lab.verdict(grid.rows))
-    print(f"record: {out}")
+    _show(tables.compared(comparison))
+    print(tables.rule(comparison), tables.verdict(comparison), f"record: {out}", sep="\n")
+
+
+@app.command()
+@takes_settings("tune")
+def tune(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK] [KEY=VALUE]...", help="A task, or path/to/file.py:task; then settings."),
+    ] = None,
+    tune: Tune = None,
+    budget: Budget = None,
+    *,
+    spec: SpecFile = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for tune.json. [runs/tune-TASK-TIME]", **_OPTIONS)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the record in --out.")] = False,
+    as_json: Json = False,
+    **settings: Any,
+) -> None:
+    """Find the learning rate, or other settings, that suit a strategy best, by successive halving."""
+    from hocket.app.display import choose
+    from hocket.app.options import as_command
+    from hocket.lab import tables
+    from hocket.lab.axes import applied, described
+    from hocket.lab.tune import BUDGET, plan
+    from hocket.run.place import new_folder
+
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        asked = collected(words or [], settings, spec)
+        tuning = plan(asked, tune or ["lr"], BUDGET if budget is None else budget)
+        if out is None:
+            out, force = new_folder(f"tune-{_short(asked.task)}"), True
+        record = tuning.run(out, force, choose(quiet=as_json))
+    if as_json:
+        print(json.dumps(record))
+        return
+    _show(tables.tuned(tuning))
+    print(f"Best: {described(tuning.best)}{tuning.beyond()}, after {tables.cost(tuning)} of tuning. Train with it:")
+    print(as_command(applied(asked, tuning.best)), f"record: {out}", sep="\n")
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, width=250).print(table)  # a line that wraps is better than a number that is cut off
 
 
 @app.command()

@@ -39,8 +39,8 @@ def table(results: list[Result]) -> Table:
         found.add_row(
             r.strategy,
             f"{r.seconds:.2f}",
-            f"{r.samples_per_s:,.0f}",
-            f"{r.samples_per_s / serial.samples_per_s:.2f}",
+            "–" if r.samples_per_s is None else f"{r.samples_per_s:,.0f}",
+            "–" if not (r.samples_per_s and serial.samples_per_s) else f"{r.samples_per_s / serial.samples_per_s:.2f}",
             "–" if r.test_metric is None else f"{r.test_metric:.4f}",
             f"{r.bytes_sent:,}",
         )

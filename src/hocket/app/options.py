@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import typing
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
@@ -35,6 +36,8 @@ def _flag(name: str) -> Parameter:
     declared = settings()[name]
     kind = type_of(declared)
     is_table = typing.get_origin(kind) is dict
+    if typing.get_origin(kind) is typing.Literal:
+        kind = str  # RunSpec refuses what is none of its words, as it does for a file
     kind = list[str] | None if is_table else kind | None
     names = [f"--{name.replace('_', '-')}", *filter(None, [declared.metadata["short"]])]
     metavar = "KEY=VALUE" if is_table else None
@@ -80,6 +83,23 @@ def collected(words: list[str], flags: Mapping[str, Any], spec: Path | None) -> 
         else:
             override(values, pairs([word], "an override"))
     return RunSpec.from_mapping(values, str(spec) if spec else "")
+
+
+def as_command(spec: RunSpec) -> str:
+    """The command line that `collected` would read the spec from."""
+    words, default = ["hocket", "train", spec.task], RunSpec("")
+    for name, declared in settings("train").items():
+        value = getattr(spec, name)
+        if value == getattr(default, name):
+            continue
+        flag = declared.metadata["short"] or f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag)
+        elif isinstance(value, dict):
+            words += [word for pair in value.items() for word in (flag, "=".join(pair))]
+        else:
+            words += [flag, str(value)]
+    return shlex.join(words)
 
 
 def pairs(words: list[str], what: str) -> dict[str, str]:

@@ -21,7 +21,8 @@ def summary(result: Result) -> None:
     rows = [
         ("verdict", result.verdict),
         ("time", time),
-        ("samples/s", f"{result.samples_per_s:,.0f}"),
+        ("engine", f"{result.engine}, {result.driver}"),
+        ("samples/s", number(result.samples_per_s, ",.0f")),
         ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),

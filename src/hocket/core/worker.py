@@ -59,6 +59,14 @@ class Strategy(ABC):
         """How a vector of `dim` parameters lies in shared memory, for a strategy that needs it."""
         return None
 
+    def compiled_sharing(self, dim: int, workers: int) -> Sharing | None:
+        """How compiled workers share the vector; None for a strategy that has no compiled form."""
+        return self.sharing(dim, workers)
+
+    def rate_scale(self, workers: int) -> float:
+        """How far a sample moves the parameters at a given learning rate, where 1 is as far as in serial training."""
+        return 1.0
+
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
 
@@ -123,9 +131,13 @@ class Worker:
         return self._kept.keep(name, value)
 
     @property
+    def has_shared(self) -> bool:
+        return self._shared is not None
+
+    @property
     def shared(self) -> SharedVector:
-        """The vector that all workers share, for a strategy that needs shared memory."""
-        assert self._shared is not None, "the strategy does not ask for shared memory"
+        """The vector that all workers share, for a strategy that needs shared memory, and for compiled workers."""
+        assert self._shared is not None, "nobody asked for shared memory"
         return self._shared
 
     @shared.setter

@@ -1,4 +1,4 @@
-"""Shared-memory strategies in threads, with the whole worker compiled: no Python, and no GIL, inside an epoch."""
+"""Workers in threads that are compiled as a whole: no Python, and no GIL, inside an epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _kernels: WeakKeyDictionary[SampleSet, Kernel | None] = WeakKeyDictionary()
 
 def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
     """The compiled worker that fits a run, if there is one. All threads share it, and so its data."""
-    if "shared-memory" not in plan.made_strategy.needs or plan.device != "cpu":
+    if plan.made_strategy.compiled_sharing(1, plan.workers) is None or plan.device != "cpu":
         return None
     with _making:
         if train not in _kernels:
@@ -38,7 +38,7 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
     if plan.momentum and not kernel.takes_momentum:
         raise UserError(
             f"the compiled workers of task {plan.task.partition(':')[0]} change only what a sample touches, and hold "
-            "no momentum, which would change everything; use --momentum 0, or --engine mpi"
+            "no momentum, which would change everything; use --momentum 0, or --driver pytorch"
         )
     return kernel
 
@@ -68,7 +68,8 @@ class CompiledWorkers:
         status.operation = "compute"
         with self._kernel.running():
             session.begin(course.gradients.replica)
-            session.work(optimizer, optim.step_of(optimizer))
+            sharing = session.strategy.compiled_sharing(self._kernel.dim, course.plan.workers)
+            session.work(optimizer, optim.step_of(optimizer), sharing)
             shared = session.worker.shared
             assert isinstance(shared, MappedVector), "compiled workers run in real memory"
             self._shared = shared
@@ -80,6 +81,8 @@ class CompiledWorkers:
             if saved:
                 self._at = tuple(saved["at"])
             self._train()
+            if session.strategy.sharing(self._kernel.dim, course.plan.workers) is None:
+                self._read_shared()  # a strategy that shares nothing looks for its model in its own replica
             session.end()
             return course.end({"consensus_distance": None})
 

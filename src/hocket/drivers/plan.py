@@ -79,6 +79,11 @@ class Plan:
         return strategy.make(self.strategy)
 
     @property
+    def driver(self) -> str:
+        """Who takes the steps."""
+        return "compiled" if self.compiled else "pytorch"
+
+    @property
     def servers(self) -> int:
         """Ranks behind the workers."""
         return self.made_strategy.server_ranks()

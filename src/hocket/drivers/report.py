@@ -23,7 +23,7 @@ def report(session: Session, seconds: float) -> dict[str, Any]:
         "parameters": session.replica.x.numel(),
         **_traffic(session),
     }
-    return found | (_shared_vector(session) if "shared-memory" in session.strategy.needs else {})
+    return found | (_shared_vector(session) if worker.has_shared else {})
 
 
 def server_report(session: Session, server: Server, seconds: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hocket.core.forward import Mailbox, OnDevice
 from hocket.core.message import Message
 from hocket.core.replica import Gradient, Replica
 from hocket.core.serving import Frame, Server, parts
+from hocket.core.sharing import Sharing
 from hocket.core.state import Kept, moved, refill
 from hocket.core.worker import Strategy, Worker
 from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
@@ -65,14 +66,16 @@ class Session:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             self.rank.comm.barrier()
 
-    def work(self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object]) -> Worker:
-        """Make the worker; `start` follows."""
+    def work(
+        self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object], sharing: Sharing | None = None
+    ) -> Worker:
+        """Make the worker; `start` follows. `sharing` takes the place of the strategy's own."""
         self.optimizer = optimizer
         self.worker = worker = Worker(
             self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
             self.world, self._kept, self._served,
         )  # fmt: skip
-        sharing = self.strategy.sharing(self.replica.x.numel(), worker.size)
+        sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:
             began = time.perf_counter()
             self.rank.status.operation = "compile"
@@ -238,7 +241,7 @@ class Session:
             "random": random,
             "staleness": worker.staleness,
             "mail": self._mail.state(),
-            "shared": worker.shared.state() if "shared-memory" in self.strategy.needs else {},
+            "shared": worker.shared.state() if worker.has_shared else {},
         }
 
     def _load_worker(self, state: dict[str, Any]) -> None:

@@ -1,170 +1,199 @@
-"""`hocket compare`: several strategies on one task, interleaved, in one table."""
+"""`hocket compare`: several strategies on one task, by the same driver on the same engine, taking turns."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from hocket.core.errors import UserError
-from hocket.measure.result import Result
-from hocket.run.loading import load_task
+from hocket.lab import axes
+from hocket.lab.runs import Runs
+from hocket.lab.tune import BUDGET, SEEDS_BEGIN, Tuning, tuning_of
+from hocket.run.choice import best_engine, named_engine
+from hocket.run.loading import find_name, load_task
+from hocket.run.place import make_folder
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec
 from hocket.run.train import prepare
 from hocket.strategies import strategy
+from hocket.tasks import Task
 
 
 @dataclass
 class Row:
-    """All runs of one strategy with one number of workers."""
+    """One strategy with one number of workers: its runs, and how it was tuned before."""
 
-    strategy: str
-    workers: int
-    runs: list[Result]
-
-    def values(self, key: str) -> list[float]:
-        found = [getattr(run, key) for run in self.runs]
-        return [value for value in found if value is not None]
+    spec: RunSpec
+    """Of its first run; the others have later seeds."""
+    tuning: Tuning | None = None
+    runs: Runs = field(default_factory=Runs)
 
     @property
-    def time_to_target(self) -> float | None:
-        """The median, if every run reached the target."""
-        times = self.values("time_to_target")
-        return statistics.median(times) if len(times) == len(self.runs) else None
+    def strategy(self) -> str:
+        return self.spec.strategy
 
     @property
-    def seconds(self) -> list[float]:
-        return [run.seconds if run.virtual_seconds is None else run.virtual_seconds for run in self.runs]
+    def workers(self) -> int:
+        assert self.spec.workers is not None
+        return self.spec.workers
+
+    @property
+    def tuned(self) -> axes.Values:
+        return self.tuning.best if self.tuning else {}
+
+    def tune(self, display: Display) -> None:
+        if self.tuning:
+            self.tuning.halve(display)
+            self.spec = axes.applied(self.spec, self.tuning.best)
 
     def to_json(self) -> dict[str, Any]:
+        runs = self.runs.results
         return {
             "strategy": self.strategy,
             "workers": self.workers,
-            "engine": self.runs[0].engine,
-            "seconds": self.seconds,
-            "samples_per_s": self.values("samples_per_s"),
-            "test_metric": [run.test_metric for run in self.runs],
-            "time_to_target": [run.time_to_target for run in self.runs],
-            "bytes_sent": self.values("bytes_sent"),
-            "verdicts": [run.verdict for run in self.runs],
-            "folders": [run.out for run in self.runs],
+            "engine": runs[0].engine if runs else self.spec.engine,
+            "driver": runs[0].driver if runs else self.spec.driver,
+            "tuned": dict(self.tuned) or None,
+            "tuning": self.tuning.to_json() if self.tuning else None,
+            "seconds": self.runs.seconds,
+            "samples_per_s": [run.samples_per_s for run in runs],
+            "test_metric": [run.test_metric for run in runs],
+            "time_to_target": [run.time_to_target for run in runs],
+            "bytes_sent": [run.bytes_sent for run in runs],
+            "verdicts": [run.verdict for run in runs],
+            "folders": [run.out for run in runs],
         }
 
 
 @dataclass
-class Grid:
+class Comparison:
     """The runs of a comparison: all can start, none has."""
 
     spec: RunSpec
     rows: list[Row]
-    seeds: range
+    seeds: int
+    epochs: float
+    """How long each run is, unless it reaches its target."""
+    lower_is_better: bool
+    own: Task | None = None
 
-    def run_spec(self, row: Row, seed: int) -> RunSpec:
-        sim = self.spec.sim
-        if strategy.make(row.strategy).most_workers == 1:  # who is alone has no slower worker
-            sim = {key: value for key, value in sim.items() if key != "stragglers"}
-        return dataclasses.replace(self.spec, strategy=row.strategy, workers=row.workers, seed=seed, sim=sim)
+    def run(self, out: Path | None, force: bool, display: Display) -> dict[str, Any]:
+        """Tune each row if that was asked for, then run all, taking turns, so that a busy moment of the machine hits
+        all alike. Writes a folder a run and compare.json, whose content it returns."""
+        if out:
+            make_folder(out, force)
+        for row in self.rows:
+            row.tune(display)
+            self._write(out)
+        for seed in range(self.spec.seed, self.spec.seed + self.seeds):
+            for row in self.rows:
+                training = prepare(dataclasses.replace(row.spec, seed=seed), self.own)
+                row.runs.add(training.run(out / _folder(row, seed) if out else None, force=force, display=display))
+                self._write(out)
+        return self.to_json()
+
+    def _write(self, out: Path | None) -> None:
+        if out:
+            (out / "compare.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": self.spec.task,
+            "seeds": list(range(self.spec.seed, self.spec.seed + self.seeds)),
+            "stops_at": self.spec.target,
+            "epochs": self.epochs,
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+    def warning(self) -> str:
+        """Where rows have one learning rate, but it means different things to them: one line; else empty."""
+        if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
+            return ""
+        scales = {row.strategy: _rate_scale(row) for row in self.rows}
+        if len(set(scales.values())) == 1:
+            return ""
+        told = ", ".join(f"{name} {scale:g}" for name, scale in scales.items())
+        return (
+            f"At one learning rate a sample moves the model by different amounts (serial is 1): {told}. "
+            "Give each its own best rate with --tune lr."
+        )
 
 
-def plan(spec: RunSpec, strategies: Sequence[str], workers: Sequence[int], seeds: int) -> Grid:
+def _rate_scale(row: Row) -> float:
+    return strategy.make(row.strategy).rate_scale(row.workers) * (row.workers if row.spec.scale_lr else 1)
+
+
+def _folder(row: Row, seed: int) -> str:
+    text = row.strategy.replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
+    return f"{text[:120]}-{row.workers}-seed{seed}"
+
+
+def plan(
+    spec: RunSpec,
+    strategies: Sequence[str],
+    workers: Sequence[int],
+    seeds: int,
+    tune: Sequence[str] = (),
+    budget: float = BUDGET,
+    own: Task | None = None,
+) -> Comparison:
     """Every strategy with every number of workers that it runs with. Refuses what cannot run, before anything does."""
-    if min(workers) < 1 or seeds < 1:
-        raise UserError("--workers and --seeds must be 1 or more")
-    load_task(spec.task, spec.seed, spec.data, spec.test_data)  # the user's file may define strategies too
-    for what, given in (("--workers", workers), ("--strategy", [strategy.make(name) for name in strategies])):
-        if twice := [i for i, value in enumerate(given) if value in given[:i]]:
-            names = strategies if what == "--strategy" else workers
-            raise UserError(f"{what} {names[twice[0]]} is given twice; every row must be another")
-    grid = Grid(spec, [], range(spec.seed, spec.seed + seeds))
+    if not workers or not strategies or min(workers) < 1 or seeds < 1:
+        raise UserError("--workers and --seeds must be 1 or more, and a strategy must be given")
+    if own is None:
+        load_task(spec.task, spec.seed, spec.data, spec.test_data)  # the user's file may define strategies too
+    elif not spec.task:
+        spec = dataclasses.replace(spec, task=find_name(own) or "")
+    _check_twice(strategies, workers)
+    wishes = axes.read(tune, strategies)
+    rows = []
     for name in strategies:
         made = strategy.make(name)
         counts = dict.fromkeys(min(n, made.most_workers) for n in workers if n >= made.fewest_workers)
-        grid.rows += [Row(name, n, []) for n in counts]
-    if not grid.rows:
+        rows += [Row(_spec_of(spec, name, n)) for n in counts]
+    if not rows:
         raise UserError("none of these strategies runs with these numbers of workers; see --workers")
-    for row in grid.rows:
-        prepare(grid.run_spec(row, spec.seed))
-    return grid
+    _settle(rows, own)
+    trainings = [prepare(row.spec, own) for row in rows]
+    for row, training in zip(rows, trainings, strict=True):
+        first_seed = spec.seed + max(SEEDS_BEGIN, seeds)
+        row.tuning = tuning_of(training, wishes, budget, first_seed, own) if wishes else None
+    return Comparison(spec, rows, seeds, trainings[0].epochs, trainings[0].task.lower_is_better, own)
 
 
-def compare(grid: Grid, out: Path, force: bool, display: Display) -> dict[str, Any]:
-    """Run all rows, taking turns, so that a busy moment of the machine hits all alike. Writes a folder a run and
-    compare.json, which it returns."""
-    try:
-        out.mkdir(parents=True, exist_ok=force)
-    except FileExistsError:
-        raise UserError(f"{out} exists already; choose another --out, or replace the runs in it with --force") from None
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
-    record: dict[str, Any] = {}
-    for seed in grid.seeds:
-        for row in grid.rows:
-            text = row.strategy.replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
-            folder = out / f"{text[:120]}-{row.workers}-seed{seed}"
-            row.runs.append(prepare(grid.run_spec(row, seed)).run(folder, force=force, display=display))
-            record = {"task": grid.spec.task, "rows": [r.to_json() for r in grid.rows if r.runs]}
-            (out / "compare.json").write_text(json.dumps(record, indent=1) + "\n")
-    return record
+def _spec_of(spec: RunSpec, name: str, workers: int) -> RunSpec:
+    sim = spec.sim
+    if strategy.make(name).most_workers == 1:  # who is alone has no slower worker
+        sim = {key: value for key, value in sim.items() if key != "stragglers"}
+    return dataclasses.replace(spec, strategy=name, workers=workers, sim=sim, engine=named_engine(spec)[0] or None)
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Medians, and half of what lies between the smallest and the largest."""
-    first = rows[0].runs[0]
-    clock = "seconds" if first.virtual_seconds is None else "virtual s"
-    to_target = f"to {first.target:g}" if first.target is not None else "to target"
-    found = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("strategy", "n", "engine", clock, "samples/s", f"test {first.metric}", to_target, "MB sent"):
-        is_name = column == "strategy"
-        found.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+def _check_twice(strategies: Sequence[str], workers: Sequence[int]) -> None:
+    for what, names, given in (
+        ("--workers", workers, list(workers)),
+        ("--strategy", strategies, [strategy.make(name) for name in strategies]),
+    ):
+        if twice := [i for i, value in enumerate(given) if value in given[:i]]:
+            raise UserError(f"{what} {names[twice[0]]} is given twice; every row must be another")
+
+
+def _settle(rows: Sequence[Row], own: Task | None) -> None:
+    """One driver and one engine for all, or implementations are compared: compiled where all can be."""
+    driver = rows[0].spec.driver
+    if driver == "auto":
+        driver = "compiled" if all(_compiles(row.spec, own) for row in rows) else "pytorch"
+    needs = frozenset().union(*(strategy.make(row.strategy).needs for row in rows))
+    best, _ = best_engine(needs, compiled=driver == "compiled", named=bool(rows[0].spec.task))
     for row in rows:
-        reached = row.time_to_target
-        found.add_row(
-            row.strategy,
-            str(row.workers),
-            row.runs[0].engine,
-            _spread(row.seconds, ".3f"),
-            f"{statistics.median(row.values('samples_per_s')):,.0f}",
-            _spread(row.values("test_metric"), ".4f"),
-            "–" if reached is None else f"{reached:.3g}",
-            f"{statistics.median(row.values('bytes_sent')) / 1e6:,.1f}",
-        )
-    return found
+        row.spec = dataclasses.replace(row.spec, driver=driver, engine=row.spec.engine or best)
 
 
-def _spread(values: Sequence[float], form: str) -> str:
-    if not values:
-        return "–"
-    middle = format(statistics.median(values), form)
-    return middle if len(values) == 1 else f"{middle} ±{format((max(values) - min(values)) / 2, form)}"
-
-
-def verdict(rows: Sequence[Row]) -> str:
-    """In words: which was the fastest to the target here, and by how much."""
-    target = rows[0].runs[0].target
-    if target is None:
-        return "The task has no target; give one with --target to see which strategy reaches it first."
-    reached = sorted((row.time_to_target, i) for i, row in enumerate(rows) if row.time_to_target is not None)
-    if not reached:
-        return f"No strategy reached {target:g} in every run."
-    best = rows[reached[0][1]]
-    line = f"Fastest to {target:g} here: {best.strategy} with {_workers(best.workers)}, {reached[0][0]:.3g} s"
-    if len(reached) > 1:
-        second = rows[reached[1][1]]
-        times = reached[1][0] / max(reached[0][0], 1e-12)
-        line += f", {times:.2f} times as fast as the next, {second.strategy} with {_workers(second.workers)}"
-    alone = next((row for row in rows if strategy.make(row.strategy).most_workers == 1), None)
-    if alone is not None and alone.time_to_target is not None and best is not alone:
-        times = alone.time_to_target / max(reached[0][0], 1e-12)
-        line += f", and {times:.2f} times as fast as {alone.strategy}"
-    return line + "."
-
-
-def _workers(n: int) -> str:
-    return "1 worker" if n == 1 else f"{n} workers"
+def _compiles(spec: RunSpec, own: Task | None) -> bool:
+    try:
+        return prepare(dataclasses.replace(spec, driver="compiled"), own).plan.compiled
+    except UserError:
+        return False

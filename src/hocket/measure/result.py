@@ -25,6 +25,8 @@ class Result:
     task: str
     strategy: str
     engine: str
+    driver: str
+    """Who took the steps: `compiled` workers, or `pytorch`."""
     workers: int
     seed: int
     verdict: Verdict
@@ -32,7 +34,8 @@ class Result:
     """Training alone, of the worker that took longest: evaluation is outside the clock."""
     virtual_seconds: float | None
     """Under `sim`: the simulated time, which the curve, the rate and the times of the workers are in."""
-    samples_per_s: float
+    samples_per_s: float | None
+    """None in a run that diverged: what leads nowhere has no speed."""
     steps: int
     epochs: float
     train_loss: float | None

@@ -32,6 +32,24 @@ LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {"lamb": LAMB, "lars": LARS}
 
 OPTIMIZERS = ELEMENTWISE | LAYERWISE
 
+RATES = {
+    "adadelta": 1.0,
+    "adagrad": 0.03,
+    "adam": 1e-3,
+    "adamax": 5e-3,
+    "adamw": 1e-3,
+    "lamb": 5e-3,
+    "lars": 1.0,
+    "nadam": 2e-3,
+    "radam": 3e-3,
+    "rmsprop": 1e-3,
+    "sgd": 0.1,
+}
+"""Rates to begin with, for a task that was made for another optimizer: PyTorch's or the paper's where digits and blobs
+come within two points of their own with it, else one near it that does."""
+MOMENTA = {"lars": 0.9}
+"""The same for momentum; 0 for the rest."""
+
 _NOT_OPTIONS = {"lr", "momentum", "capturable", "differentiable"}
 """Settings of the run, and what is for CUDA graphs or for gradients of the steps themselves."""
 _BELOW_1 = {"alpha", "beta1", "beta2", "dampening", "rho"}

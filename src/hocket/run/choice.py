@@ -6,6 +6,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.core.registry import options, parse_options
+from hocket.core.worker import Need
 from hocket.engines.catalogue import Engine, engine
 from hocket.run.spec import RunSpec
 
@@ -25,14 +26,17 @@ def named_engine(spec: RunSpec) -> tuple[str, str]:
     return "", ""
 
 
-def best_engine(*, compiled: bool = False, named: bool = True) -> tuple[str, str]:
-    """The best engine that can start here, and why: for `compiled` workers, for a task with or without a name."""
+def best_engine(needs: frozenset[Need] = frozenset(), *, compiled: bool = False, named: bool = True) -> tuple[str, str]:
+    """The best engine that can start here and has what a strategy `needs`, and why: for `compiled` workers, for a task
+    with or without a name."""
     if compiled:
         return next(name for name in engine if engine[name].runs_compiled), " (compiled workers)"
     reason = " (default)"
     for cls in sorted((engine[name] for name in engine), key=lambda cls: -cls.preference):
         if why := cls.unavailable():
             reason = f" ({why})"
+        elif not needs <= cls.offers:
+            reason = f" ({cls.name} lacks {', '.join(sorted(needs - cls.offers))})"
         elif cls().starts_processes() and not named:
             reason = " (the task has no name that fresh processes could find)"
         else:

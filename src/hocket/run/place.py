@@ -26,6 +26,16 @@ def new_folder(name: str) -> Path:
             raise UserError(f"cannot make the folder {path}: {error.strerror}; choose another --out") from None
 
 
+def make_folder(out: Path, force: bool) -> None:
+    """Make the folder of several runs, which may exist already if `force` says so."""
+    try:
+        out.mkdir(parents=True, exist_ok=force)
+    except FileExistsError:
+        raise UserError(f"{out} exists already; choose another --out, or replace the runs in it with --force") from None
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+
+
 def check_name(path: Path) -> None:
     """Refuse a name that no file system takes."""
     try:

@@ -128,13 +128,17 @@ class Recorder(Listener):
         if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             why = f"trace={self._about.plan.trace}"
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
-        simulated, seconds = self._about.virtual_time, max(r["seconds"] for r in reports)
+        simulated, seconds, verdict = self._about.virtual_time, max(r["seconds"] for r in reports), first["verdict"]
+        samples = sum(r["samples"] for r in reports)
+        known = self._known(_joined(self._about.curve, _curve_of(reports)))
+        if verdict == "diverged":  # even a model of NaNs guesses some classes right
+            known["time_to_target"] = None
         return Result(
-            **self._known(_joined(self._about.curve, _curve_of(reports))),
-            verdict=first["verdict"],
+            **known,
+            verdict=verdict,
             seconds=first["real_seconds"] if simulated else seconds,
             virtual_seconds=seconds if simulated else None,
-            samples_per_s=sum(r["samples"] for r in reports) / max(seconds, 1e-9),
+            samples_per_s=None if verdict == "diverged" else samples / max(seconds, 1e-9),
             steps=first["steps_done"],
             epochs=first["epochs"],
             bytes_sent=sum(r["bytes_sent"] for r in everyone),
@@ -178,6 +182,7 @@ class Recorder(Listener):
             task=plan.task or "task",
             strategy=plan.strategy,
             engine=self._about.engine,
+            driver=plan.driver,
             workers=plan.workers,
             seed=plan.seed,
             train_loss=last.get("train_loss"),

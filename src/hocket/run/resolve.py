@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from hocket import optim
@@ -33,7 +34,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     chosen.check(workers)
     optimizer: str = _given(spec, task, "optimizer")
     batch: int = _given(spec, task, "batch")
-    lr: float = _given(spec, task, "lr")
+    lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_batch(workers, batch, samples)
     if lr * (workers if spec.scale_lr else 1) > LARGEST_LR:
         raise UserError(f"lr must be at most {LARGEST_LR:g} (for all workers together), got {lr:g}")
@@ -136,11 +137,19 @@ def _given(spec: RunSpec, task: Task, name: str) -> Any:
     return value
 
 
+def _of_optimizer(spec: RunSpec, task: Task, optimizer: str, name: str, rates: Mapping[str, float]) -> float:
+    """What the spec says, or the task if this is its own optimizer, or else what such an optimizer begins with."""
+    kind, own = (optim.parse(text)[0] for text in (optimizer, task.optimizer))
+    if getattr(spec, name) is None and kind != own:
+        return rates.get(kind, 0.0)
+    return float(_given(spec, task, name))
+
+
 def _momentum(spec: RunSpec, task: Task, optimizer: str) -> float:
     takes_it = optim.takes_momentum(optimizer)
     if spec.momentum and not takes_it:
         raise UserError(f"optimizer {optimizer} takes no momentum; leave --momentum out, or use --optimizer sgd")
-    return float(_given(spec, task, "momentum")) if takes_it else 0.0
+    return _of_optimizer(spec, task, optimizer, "momentum", optim.MOMENTA) if takes_it else 0.0
 
 
 def _check_batch(workers: int, batch: int, samples: int) -> None:

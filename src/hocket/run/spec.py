@@ -16,9 +16,11 @@ from hocket.core.errors import UserError
 from hocket.core.registry import convert, unknown
 from hocket.measure.trace import DETAIL
 
-Command = Literal["train", "compare", "launch"]
-TRAINING: tuple[Command, ...] = ("train", "compare")
-ANYWHERE: tuple[Command, ...] = ("train", "compare", "launch")
+Command = Literal["train", "compare", "tune", "launch"]
+TRAINING: tuple[Command, ...] = ("train", "compare", "tune")
+ONE: tuple[Command, ...] = ("train", "tune")
+"""Those that are about one strategy with one number of workers."""
+ANYWHERE: tuple[Command, ...] = (*TRAINING, "launch")
 
 
 def _about(
@@ -46,15 +48,18 @@ class RunSpec:
 
     task: str = field(metadata=_about("", commands=(), fixed=True))
     strategy: str = setting(
-        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=("train",)
+        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=ONE
     )
-    workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=("train", "launch"))
+    workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
     engine: str | None = setting(None, "mpi, torch, threads or sim. [mpi where it can start]", commands=ANYWHERE)
+    driver: Literal["auto", "compiled", "pytorch"] = setting(
+        "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
+    )
     epochs: int | None = setting(None, "Passes over the data. [the task's]")
     steps: int | None = setting(None, "Steps of each worker, in place of epochs.")
     batch: int | None = setting(None, "Samples a step of each worker. [the task's]", fixed=True)
-    lr: float | None = setting(None, "Learning rate. [the task's]")
-    momentum: float | None = setting(None, "Momentum. [the task's]")
+    lr: float | None = setting(None, "Learning rate. [the task's, or the optimizer's if that is not the task's]")
+    momentum: float | None = setting(None, "Momentum. [the task's, or the optimizer's]")
     optimizer: str | None = setting(None, "sgd, adam, adamw:weight_decay=0.1 ... [the task's]", fixed=True)
     warmup: float = setting(0.0, "Epochs over which the learning rate rises to its full height. [0]")
     scale_lr: bool = setting(False, "Multiply the learning rate by the number of workers.")

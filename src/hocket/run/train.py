@@ -122,12 +122,11 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     text, reason = named_engine(spec)
     spec = dataclasses.replace(spec, workers=_workers(spec, text))
     plan = dataclasses.replace(resolve(spec, task, len(train_samples)), resume=resume)
-    compiled = (not text or engine_class(text).runs_compiled) and _is_compiled(plan, task, train_samples)
+    plan = dataclasses.replace(plan, compiled=_is_compiled(spec.driver, text, plan, task, train_samples))
     if not text:
-        text, reason = best_engine(compiled=compiled, named=bool(spec.task))
-    elif compiled:
+        text, reason = best_engine(plan.made_strategy.needs, compiled=plan.compiled, named=bool(spec.task))
+    elif plan.compiled:
         reason = " (compiled workers)"
-    plan = dataclasses.replace(plan, compiled=compiled)
     chosen = make_engine(spec, text, plan.workers)
     device_of(plan.device, 0)
     _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
@@ -145,13 +144,31 @@ def _workers(spec: RunSpec, text: str) -> int | None:
     return ranks - servers
 
 
-def _is_compiled(plan: Plan, task: Task, train: SampleSet) -> bool:
-    if "shared-memory" not in plan.made_strategy.needs:
+def _is_compiled(driver: str, text: str, plan: Plan, task: Task, train: SampleSet) -> bool:
+    """Whether the workers run compiled: if that was asked for, and in shared memory wherever they can."""
+    if driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
         return False
+    why_not = _why_not_compiled(text, plan, task, train)
+    if why_not and driver == "compiled":
+        raise UserError(f"{why_not}; use --driver pytorch")
+    return not why_not
+
+
+def _why_not_compiled(text: str, plan: Plan, task: Task, train: SampleSet) -> str:
+    """Empty if the workers can run compiled on an engine; one without a name is still to be chosen."""
+    if text and not engine_class(text).runs_compiled:
+        able = " or ".join(name for name in engine if engine[name].runs_compiled)
+        return f"compiled workers run on engine {able}, not on {text}"
+    if plan.made_strategy.compiled_sharing(1, plan.workers) is None:
+        return f"strategy {plan.made_strategy.name} has no compiled workers"
     from hocket.drivers.compiled import kernel_for  # Numba takes half a second to import
 
     with blaming("Task.model"):
-        return kernel_for(plan, task, train) is not None
+        if kernel_for(plan, task, train) is not None:
+            return ""
+    if plan.optimizer != "sgd" or plan.warmup or plan.device != "cpu":
+        return "compiled workers take steps of plain sgd on the CPU, without warm-up"
+    return f"task {Path(plan.task).name or 'task'} has no compiled form: Hocket compiles perceptrons and its own models"
 
 
 def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> None:
@@ -192,4 +209,7 @@ def _torch_as_it_was() -> Iterator[None]:
 
 def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-    return f"{Path(plan.task).name or 'task'}: {plan.strategy} on {workers}, {where}, batch {plan.batch} a worker"
+    task = Path(plan.task).name or "task"
+    return (
+        f"{task}: {plan.strategy} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
+    )

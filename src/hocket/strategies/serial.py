@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hocket.core.errors import UserError
+from hocket.core.sharing import Sharing
 from hocket.core.worker import Steps, Strategy, Worker, strategy
 
 
@@ -19,6 +20,10 @@ class Serial(Strategy):
     def check(self, workers: int) -> None:
         if workers != 1:
             raise UserError(f"strategy serial runs 1 worker, got {workers}; use --workers 1, or --strategy allreduce")
+
+    def compiled_sharing(self, dim: int, workers: int) -> Sharing:
+        """Who is alone needs no lock."""
+        return Sharing("hogwild", dim, workers)
 
     def worker(self, w: Worker) -> Steps:
         while (g := (yield)) is not None:
