@@ -100,3 +100,16 @@ def test_a_ring_counts_what_the_algorithm_sends(p: int) -> None:
         first = sum(chunk[(rank - k) % p] for k in range(p - 1))
         second = sum(chunk[(rank + 1 - k) % p] for k in range(p - 1))
         assert ring_bytes(n, 4, p, rank) == 4 * (first + second)
+
+
+def test_equal_messages_are_the_same_bytes() -> None:
+    """Nothing of what was in memory before travels along, between the tensors either."""
+    for _ in range(20):
+        torch.full((200,), 7, dtype=torch.uint8)  # so that fresh memory is not zero
+        one, two = (Message("k", (1,), (torch.ones(3), torch.ones(1, dtype=torch.int8))).pack() for _ in range(2))
+        assert bytes(one) == bytes(two)
+
+
+def test_what_a_message_says_of_itself_is_worked_out_once() -> None:
+    message = Message("push", (1, 2), (torch.zeros(5),))
+    assert message.header is message.header

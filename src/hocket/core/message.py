@@ -42,6 +42,7 @@ class Message:
         """The values of all parts."""
         return tuple(part.values if isinstance(part, Lossy) else part for part in self.parts)
 
+    @cached_property
     def header(self) -> bytes:
         """Everything but the tensors' contents: lengths, kind, integers, dtypes and shapes."""
         kind = self.kind.encode()
@@ -51,10 +52,10 @@ class Message:
             parts.append(struct.pack(f"<BB{t.dim()}q", _CODE[t.dtype], t.dim(), *t.shape))
         return b"".join(parts)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes on the wire: header, padding and tensors."""
-        size = len(self.header())
+        size = len(self.header)
         for t in self.tensors:
             size = _aligned(size) + t.numel() * t.element_size()
         return size
@@ -69,17 +70,16 @@ class Message:
 
     def pack(self) -> np.ndarray:
         """The message as one block of bytes, ready for the wire."""
-        block = np.zeros(self.nbytes, np.uint8)
-        header = self.header()
-        block[: len(header)] = np.frombuffer(header, np.uint8)
-        at = len(header)
+        block = np.empty(self.nbytes, np.uint8)
+        at = len(self.header)
+        block[:at] = np.frombuffer(self.header, np.uint8)
         for t in self.tensors:
-            at = _aligned(at)
-            size = t.numel() * t.element_size()
-            if size:
-                flat = t.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                block[at : at + size] = flat.numpy()
-            at += size
+            begin = _aligned(at)
+            end = begin + t.numel() * t.element_size()
+            block[at:begin] = 0
+            if end > begin:
+                block[begin:end] = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            at = end
         return block
 
     @classmethod
