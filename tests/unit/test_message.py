@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,8 +53,17 @@ def same(a: Message, b: Message) -> bool:
 @given(message=messages)
 def test_unpack_is_the_inverse_of_pack(message: Message) -> None:
     block = message.pack()
-    assert len(block) == message.nbytes
+    assert len(block) == message.nbytes + 8, "the meter's time comes behind, and is not counted"
     assert same(Message.unpack(block), message)
+
+
+def test_the_time_of_posting_travels_with_a_message() -> None:
+    message = Message("k", (1,), (torch.ones(3),))
+    assert Message.unpack(message.pack()).posted_s == message.posted_s == math.inf
+    sent = message.posted(12.5)
+    ways = Message.unpack(sent.pack()), sent.copy(), sent.to(torch.device("cpu"))
+    assert [arrived.posted_s for arrived in ways] == [12.5] * 3
+    assert same(sent, message) and message.posted_s == math.inf
 
 
 def test_all_dtypes_have_a_round_trip() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ _DTYPES = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 _CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_TIME = struct.Struct("<d")
 _ALIGN = 16  # tensors start at multiples of this, so that they can be read in place
 
 
@@ -36,6 +38,12 @@ class Message:
     kind: str = ""
     ints: tuple[int, ...] = ()
     parts: tuple[Tensor | Lossy, ...] = ()
+    posted_s: float = math.inf
+    """When its sender began to send it, on the clock that all ranks share; inf where nobody took the time."""
+
+    def posted(self, posted_s: float) -> Message:
+        """The message as it is sent at this time."""
+        return Message(self.kind, self.ints, self.parts, posted_s)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -54,7 +62,7 @@ class Message:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes on the wire: header, padding and tensors."""
+        """Bytes on the wire: header, padding and tensors. The time behind them is the meter's, and is not counted."""
         size = len(self.header)
         for t in self.tensors:
             size = _aligned(size) + t.numel() * t.element_size()
@@ -62,15 +70,15 @@ class Message:
 
     def to(self, device: torch.device) -> Message:
         """The message with its tensors on a device."""
-        return Message(self.kind, self.ints, tuple(t.to(device) for t in self.tensors))
+        return Message(self.kind, self.ints, tuple(t.to(device) for t in self.tensors), self.posted_s)
 
     def copy(self) -> Message:
         """A message that later changes to the sender's tensors cannot reach."""
-        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors))
+        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors), self.posted_s)
 
     def pack(self) -> np.ndarray:
         """The message as one block of bytes, ready for the wire."""
-        block = np.empty(self.nbytes, np.uint8)
+        block = np.empty(self.nbytes + _TIME.size, np.uint8)
         at = len(self.header)
         block[:at] = np.frombuffer(self.header, np.uint8)
         for t in self.tensors:
@@ -80,6 +88,7 @@ class Message:
             if end > begin:
                 block[begin:end] = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
             at = end
+        _TIME.pack_into(block.data, at, self.posted_s)
         return block
 
     @classmethod
@@ -103,7 +112,7 @@ class Message:
             size = torch.Size(shape).numel() * dtype.itemsize
             tensors.append(whole[at : at + size].view(dtype).view(shape))
             at += size
-        return cls(kind, ints, tuple(tensors))
+        return cls(kind, ints, tuple(tensors), *_TIME.unpack_from(raw, at))
 
 
 def _aligned(at: int) -> int:

@@ -133,7 +133,7 @@ class CompiledWorkers:
         steps = torch.arange(len(losses)) + session.worker.step + 1
         course.ledger.add_all(Losses(losses, counts, seconds, steps))
         session.count(len(log.loss), int(log.samples.sum()))
-        session.group.barrier()  # nobody hands out any more
+        session.comm.barrier()  # nobody hands out any more
         return int(shared.control[NEXT])
 
     def _read_shared(self) -> None:
