@@ -18,6 +18,7 @@ from hocket.core.forward import Forwarding
 from hocket.core.message import Message
 from hocket.core.sharing import Sharing
 from hocket.core.worker import Steps, Strategy, Worker
+from hocket.engines.local import LocalCounter
 from hocket.kernels.memory.updates import close_write, open_write
 from hocket.kernels.memory.vector import MappedVector
 from hocket.measure.meter import Metered
@@ -195,6 +196,17 @@ class TestRuns:
         for part in ("waiting", "transferring"):
             assert (steps + 1) * (0.001 + vector_s) < worker[part] < (steps + 1) * (0.0015 + vector_s)
         assert worker["locks"] == worker["sending"] == 0
+
+    def test_to_put_the_pool_away_is_not_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed: list[LocalCounter] = []
+
+        def close(counter: LocalCounter) -> None:
+            time.sleep(0.5)
+            closed.append(counter)
+
+        monkeypatch.setattr(LocalCounter, "close", close)
+        result = tiny.fit(tiny.task(24), workers=2, batch=2, strategy="server:mode=async")
+        assert len(closed) == 2 and result.seconds < 0.5
 
     @pytest.mark.parametrize("method", ["mutex", "rwlock", "leashed"])
     def test_locks_in_virtual_time(self, method: str) -> None:
