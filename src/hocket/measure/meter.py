@@ -103,18 +103,15 @@ class Metered(Forwarding):
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         began = self._begin(f"recv(source={'ANY' if source == ANY else source}, tag={tag})")
-        sender, msg, posted = ANY, Message(), math.inf
+        posted, about = math.inf, {}
         try:
             sender, msg = self.inner.recv(source, tag, timeout)
-            posted = msg.posted_s
+            posted, about = msg.posted_s, {"peer": sender, "kind": msg.kind}
+            return sender, msg
         finally:
             took = self._end(began)
             self.totals.blocked(took, posted - self._common(began))
-            if sender == ANY:
-                self._trace.add("recv", began, began + took, bytes=0)
-            else:
-                self._trace.add("recv", began, began + took, bytes=0, peer=sender, kind=msg.kind)
-        return sender, msg
+            self._trace.add("recv", began, began + took, bytes=0, **about)
 
     # Collectives
 
