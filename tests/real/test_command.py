@@ -48,8 +48,8 @@ def test_json_is_all_that_stdout_holds_and_the_folder_reproduces_the_run(tmp_pat
     # Every step, each of the two ranks sends half of the vector twice.
     assert result["bytes_sent"] == result["steps"] * 2 * 4 * result["parameters"]
     for worker in result["per_worker"]:
-        parts = worker["compute"] + worker["communication"] + worker["waiting"]
-        assert parts == pytest.approx(worker["seconds"], rel=0.01)
+        parts = ("computing", "sending", "transferring", "waiting", "locks")
+        assert sum(worker[part] for part in parts) == pytest.approx(worker["seconds"], rel=0.01)
     events = [json.loads(line) for line in (tmp_path / "a/events.jsonl").read_text().splitlines()]
     assert {e["rank"] for e in events} == {0, 1}
     assert sum(e["event"] == "gradient" for e in events) == 2 * result["steps"]

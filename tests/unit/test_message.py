@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,8 +53,17 @@ def same(a: Message, b: Message) -> bool:
 @given(message=messages)
 def test_unpack_is_the_inverse_of_pack(message: Message) -> None:
     block = message.pack()
-    assert len(block) == message.nbytes
+    assert len(block) == message.nbytes + 8, "the meter's time comes behind, and is not counted"
     assert same(Message.unpack(block), message)
+
+
+def test_the_time_of_posting_travels_with_a_message() -> None:
+    message = Message("k", (1,), (torch.ones(3),))
+    assert Message.unpack(message.pack()).posted_s == message.posted_s == math.inf
+    sent = message.posted(12.5)
+    ways = Message.unpack(sent.pack()), sent.copy(), sent.to(torch.device("cpu"))
+    assert [arrived.posted_s for arrived in ways] == [12.5] * 3
+    assert same(sent, message) and message.posted_s == math.inf
 
 
 def test_all_dtypes_have_a_round_trip() -> None:
@@ -100,3 +111,16 @@ def test_a_ring_counts_what_the_algorithm_sends(p: int) -> None:
         first = sum(chunk[(rank - k) % p] for k in range(p - 1))
         second = sum(chunk[(rank + 1 - k) % p] for k in range(p - 1))
         assert ring_bytes(n, 4, p, rank) == 4 * (first + second)
+
+
+def test_equal_messages_are_the_same_bytes() -> None:
+    """Nothing of what was in memory before travels along, between the tensors either."""
+    for _ in range(20):
+        torch.full((200,), 7, dtype=torch.uint8)  # so that fresh memory is not zero
+        one, two = (Message("k", (1,), (torch.ones(3), torch.ones(1, dtype=torch.int8))).pack() for _ in range(2))
+        assert bytes(one) == bytes(two)
+
+
+def test_what_a_message_says_of_itself_is_worked_out_once() -> None:
+    message = Message("push", (1, 2), (torch.zeros(5),))
+    assert message.header is message.header

@@ -14,7 +14,9 @@ from tiny import PARAMETERS, on_sim, on_threads, simulated
 
 from hocket.core.comm import Rank
 from hocket.core.message import Message
+from hocket.measure import meter
 from hocket.measure.meter import Metered, Totals
+from hocket.measure.result import TIMES
 from hocket.measure.trace import Trace
 
 VECTOR = 4 * PARAMETERS
@@ -90,10 +92,10 @@ ALL_REDUCE_S = 2 * 0.1 + 40e-3  # two ranks, ten floats: each sends half of 40 b
 
 
 class TestTime:
-    """In the simulator every second is known."""
+    """In the simulator every second is known: those of sending, transferring and waiting for others."""
 
-    def times(self, main: Callable[[Metered, Rank], None], size: int = 2) -> list[tuple[float, float]]:
-        return [(t.communication_s, t.waiting_s) for t in totals(main, size, **NETWORK)]
+    def times(self, main: Callable[[Metered, Rank], None], size: int = 2) -> list[tuple[float, float, float]]:
+        return [(t.sending_s, t.transferring_s, t.waiting_s) for t in totals(main, size, **NETWORK)]
 
     def test_the_last_to_arrive_does_not_wait(self) -> None:
         def main(comm: Metered, rank: Rank) -> None:
@@ -102,8 +104,8 @@ class TestTime:
                 comm.all_reduce(torch.zeros(10))
 
         early, late = self.times(main)
-        assert early == pytest.approx((3 * ALL_REDUCE_S, 6.0))
-        assert late == pytest.approx((3 * ALL_REDUCE_S, 0.0))
+        assert early == pytest.approx((0.0, 3 * ALL_REDUCE_S, 6.0))
+        assert late == pytest.approx((0.0, 3 * ALL_REDUCE_S, 0.0))
 
     def test_each_collective_has_its_own_last(self) -> None:
         """The ranks take turns at being late: each waits once."""
@@ -113,17 +115,31 @@ class TestTime:
                 rank.clock.charge(3.0 if comm.rank == late else 1.0)
                 comm.all_reduce(torch.zeros(10))
 
-        assert self.times(main) == [pytest.approx((2 * ALL_REDUCE_S, 2.0))] * 2
+        assert self.times(main) == [pytest.approx((0.0, 2 * ALL_REDUCE_S, 2.0))] * 2
 
-    def test_what_computing_hides_is_no_communication(self) -> None:
+    def test_what_computing_hides_is_computing(self) -> None:
         def main(comm: Metered, rank: Rank) -> None:
             request = comm.iall_reduce(torch.zeros(10))
             rank.clock.charge(0.1)
             request.wait()
 
-        assert self.times(main) == [pytest.approx((ALL_REDUCE_S - 0.1, 0.0))] * 2
+        assert self.times(main) == [pytest.approx((0.0, ALL_REDUCE_S - 0.1, 0.0))] * 2
 
-    def test_a_send_is_communication_and_a_receive_is_waiting(self) -> None:
+    def test_who_started_an_overlapped_all_reduce_late_keeps_the_others_waiting(self) -> None:
+        """And only from the moment at which they have nothing else to do; they may wait for several in any order."""
+
+        def main(comm: Metered, rank: Rank) -> None:
+            rank.clock.charge(1.0 + 2 * comm.rank)
+            requests = [comm.iall_reduce(torch.zeros(10)) for _ in range(2)]
+            rank.clock.charge(0.5 if comm.rank == 0 else 0.1)
+            for request in requests if comm.rank else reversed(requests):
+                request.wait()
+
+        early, late = self.times(main)
+        assert early == pytest.approx((0.0, ALL_REDUCE_S, 1.5))
+        assert late == pytest.approx((0.0, ALL_REDUCE_S - 0.1, 0.0))
+
+    def test_a_message_is_waited_for_until_it_is_sent_and_then_it_travels(self) -> None:
         message = Message("", (), (torch.zeros(21),))
         wire_s = message.nbytes * 1e-3
 
@@ -134,7 +150,33 @@ class TestTime:
             else:
                 comm.recv(0)
 
-        assert self.times(main) == [pytest.approx((wire_s, 0.0)), pytest.approx((0.0, 2.1 + wire_s))]
+        assert self.times(main) == [pytest.approx((wire_s, 0.0, 0.0)), pytest.approx((0.0, 0.1 + wire_s, 2.0))]
+
+    def test_a_message_that_is_on_its_way_is_not_waited_for(self) -> None:
+        message = Message("", (), (torch.zeros(21),))
+        wire_s = message.nbytes * 1e-3
+
+        def main(comm: Metered, rank: Rank) -> None:
+            if comm.rank == 0:
+                comm.isend(1, message).wait()
+            else:
+                rank.clock.charge(0.15)
+                comm.recv()
+
+        assert self.times(main) == [(0.0, 0.0, 0.0), pytest.approx((0.0, wire_s - 0.05, 0.0))]
+
+    def test_what_nobody_stamped_is_waited_for(self) -> None:
+        """As a server does for what it is told by others than the strategy."""
+
+        def main(comm: Metered, rank: Rank) -> None:
+            if comm.rank == 0:
+                rank.clock.charge(2.0)
+                comm.inner.isend(1, Message("away"))
+            else:
+                comm.recv()
+
+        sending, transferring, waiting = self.times(main)[1]
+        assert (sending, transferring) == (0.0, 0.0) and waiting > 2.0
 
     def test_a_part_of_the_ranks(self) -> None:
         """Ranks 0 and 1, and 2 and 3, meet apart; within a pair the second is late."""
@@ -144,7 +186,7 @@ class TestTime:
             rank.clock.charge(1.0 + comm.rank)
             part.all_reduce(torch.zeros(10))
 
-        early, late = pytest.approx((ALL_REDUCE_S, 1.0)), pytest.approx((ALL_REDUCE_S, 0.0))
+        early, late = pytest.approx((0.0, ALL_REDUCE_S, 1.0)), pytest.approx((0.0, ALL_REDUCE_S, 0.0))
         assert self.times(main, 4) == [early, late, early, late]
 
     def test_who_is_early_to_a_split_waits(self) -> None:
@@ -152,7 +194,7 @@ class TestTime:
             rank.clock.charge(1.0 + 2 * comm.rank)
             comm.split(0)
 
-        assert [waiting for _, waiting in self.times(main)] == pytest.approx([2.0, 0.0])
+        assert [waiting for _, _, waiting in self.times(main)] == pytest.approx([2.0, 0.0])
 
     def test_a_receive_that_gives_up_has_waited(self) -> None:
         def main(comm: Metered, rank: Rank) -> None:
@@ -161,7 +203,25 @@ class TestTime:
                     comm.recv(1, timeout=2.0)
                 assert rank.status.operation == "compute"
 
-        assert self.times(main)[0] == pytest.approx((0.0, 2.0))
+        assert self.times(main)[0] == pytest.approx((0.0, 0.0, 2.0))
+
+    def test_the_memory_of_a_long_run_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The ranks compare now and then, outside the clock, also while an all-reduce is under way."""
+        monkeypatch.setattr(meter, "BLOCK", 4)
+        kept = []
+
+        def main(comm: Metered, rank: Rank) -> None:
+            request = comm.iall_reduce(torch.zeros(10))
+            for _ in range(10):
+                rank.clock.charge(1.0 + 2 * comm.rank)
+                comm.all_reduce(torch.zeros(10))
+                kept.append(len(comm._met))
+            request.wait()
+
+        early, late = self.times(main)
+        assert early == pytest.approx((0.0, 10 * ALL_REDUCE_S, 20.0))
+        assert late == pytest.approx((0.0, 10 * ALL_REDUCE_S, 0.0))
+        assert max(kept) == 3 * 4
 
     def test_the_operation_is_known_while_it_lasts(self) -> None:
         seen = []
@@ -190,21 +250,21 @@ class TestRuns:
             result = tiny.fit(tiny.task(48, epochs=5), workers=3, strategy=strategy)
             assert len(result.per_worker) == 3
             for worker in result.per_worker:
-                parts = worker["compute"], worker["communication"], worker["waiting"]
-                assert min(parts) >= 0 and worker["communication"] > 0
+                parts = [worker[name] for name in TIMES]
+                assert min(parts) >= 0 and worker["transferring"] > 0
                 assert sum(parts) == pytest.approx(worker["seconds"])
 
     def test_exact_with_a_straggler(self) -> None:
-        """The others wait for what the straggler needs more, and communicate for as long as it does."""
+        """The others wait for what the straggler needs more, and transfer for as long as it does."""
         sim = {"compute": "2ms", "latency": "1ms", "bandwidth": "1KB", "stragglers": "1x3"}
         result = simulated(tiny.task(24), sim, workers=3, batch=2)
         steps, all_reduce_s = 4, 2 * 2 * 0.001 + 2 * (2 / 3) * VECTOR * 1e-3
         assert result.steps == steps
         for number, worker in enumerate(result.per_worker):
             slow = number == 1
-            assert worker["compute"] == pytest.approx(steps * (0.006 if slow else 0.002))
+            assert worker["computing"] == pytest.approx(steps * (0.006 if slow else 0.002))
             assert worker["waiting"] == pytest.approx(0.0 if slow else steps * 0.004)
-            assert worker["communication"] == pytest.approx(steps * all_reduce_s)
+            assert worker["transferring"] == pytest.approx(steps * all_reduce_s)
             assert worker["seconds"] == pytest.approx(result.virtual_seconds)
             assert worker["samples"] == 8
 

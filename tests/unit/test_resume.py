@@ -14,13 +14,14 @@ from hocket.app import cli
 from hocket.core.comm import Rank
 from hocket.drivers import checkpoint
 from hocket.drivers.plan import Plan
+from hocket.measure.result import TIMES
 
 SETTINGS: dict[str, Any] = dict(strategy="serial", engine="threads", checkpoint_every=1, progress=False)
 
 
 def report(plan: Plan, curve: list[dict[str, Any]], verdict: str = "finished") -> dict[str, Any]:
     """What a worker reports that did nothing."""
-    zero = dict.fromkeys(("seconds", "real_seconds", "samples", "compute", "communication", "waiting", "bytes_sent"), 0)
+    zero = dict.fromkeys(("seconds", "real_seconds", "samples", "bytes_sent", *TIMES), 0)
     return zero | dict(
         messages=0, steps=plan.steps, steps_done=plan.steps, epochs=1.0, staleness={}, stride=45,
         dropped_events=0, parameters=1, verdict=verdict, diverged_at_step=None, curve=curve, consensus_distance=None,

@@ -168,7 +168,7 @@ class TestCanary:
         assert statistics.dropped == 0
         if method == "leashed":
             assert statistics.tries.total() == 160 > statistics.tries[0], "they met"
-            assert statistics.lock_wait_s == 0
+            assert statistics.lock_wait_s > 0, "what a failed attempt costs is a wait too"
             assert 8 + 2 < statistics.peak_vectors <= 3 * 8 + 1
         else:
             assert statistics.lock_wait_s > 0, "they met"
@@ -358,7 +358,7 @@ class TestManyWorkers:
         """Where memory is the bottleneck: readers share a rwlock, everybody shares nothing of a mutex."""
         waits = {m: trained(m, 16, {"memory": "100KB"}).shared["lock_wait_s"] for m in METHODS}  # type: ignore[index]
         assert waits["mutex"] > waits["rwlock"] > 0
-        assert waits["hogwild"] == waits["leashed"] == 0
+        assert waits["hogwild"] == 0 < waits["leashed"], "whose updates fail while another publishes"
 
     @pytest.mark.parametrize("method", EXACT)
     def test_contention_grows_with_the_workers(self, method: str) -> None:

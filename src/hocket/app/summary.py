@@ -5,7 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from hocket.measure.result import Result
+from hocket.measure.result import TIMES, Result
+
+_IN_WORDS = {"waiting": "waiting for others", "locks": "waiting for locks"}
 
 
 def summary(result: Result) -> None:
@@ -39,7 +41,7 @@ def summary(result: Result) -> None:
         table.add_row(name, value)
     Console(highlight=False).print(table)
     for r, worker in enumerate(result.per_worker[:8]):
-        parts = ", ".join(f"{worker[k]:.2f} s {k}" for k in ("compute", "communication", "waiting"))
+        parts = ", ".join(f"{worker[k]:.2f} s {_IN_WORDS.get(k, k)}" for k in TIMES if worker[k])
         batches = f"{worker['steps']:,} batches, " if result.shared else ""  # each takes as many as it can
         print(f" worker {r}: {batches}{parts}")
 

@@ -13,6 +13,9 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
+    def common(self, at: float) -> float:
+        """A moment since the last pause, on a clock that all ranks of a host share and that no pause stops."""
+
     def charge(self, share: float, done: float = 1.0) -> None:
         """A gradient on `share` of a full batch is computed, or `done` of it: a virtual clock adds what that costs."""
 
@@ -50,6 +53,9 @@ class RealClock:
 
     def now(self) -> float:
         return time.perf_counter() - self._origin
+
+    def common(self, at: float) -> float:
+        return self._origin + at
 
     def charge(self, share: float, done: float = 1.0) -> None:
         pass

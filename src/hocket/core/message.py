@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ _DTYPES = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 _CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_TIME = struct.Struct("<d")
 _ALIGN = 16  # tensors start at multiples of this, so that they can be read in place
 
 
@@ -36,12 +38,19 @@ class Message:
     kind: str = ""
     ints: tuple[int, ...] = ()
     parts: tuple[Tensor | Lossy, ...] = ()
+    posted_s: float = math.inf
+    """When its sender began to send it, on the clock that all ranks share; inf where nobody took the time."""
+
+    def posted(self, posted_s: float) -> Message:
+        """The message as it is sent at this time."""
+        return Message(self.kind, self.ints, self.parts, posted_s)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """The values of all parts."""
         return tuple(part.values if isinstance(part, Lossy) else part for part in self.parts)
 
+    @cached_property
     def header(self) -> bytes:
         """Everything but the tensors' contents: lengths, kind, integers, dtypes and shapes."""
         kind = self.kind.encode()
@@ -51,35 +60,35 @@ class Message:
             parts.append(struct.pack(f"<BB{t.dim()}q", _CODE[t.dtype], t.dim(), *t.shape))
         return b"".join(parts)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Bytes on the wire: header, padding and tensors."""
-        size = len(self.header())
+        """Bytes on the wire: header, padding and tensors. The time behind them is the meter's, and is not counted."""
+        size = len(self.header)
         for t in self.tensors:
             size = _aligned(size) + t.numel() * t.element_size()
         return size
 
     def to(self, device: torch.device) -> Message:
         """The message with its tensors on a device."""
-        return Message(self.kind, self.ints, tuple(t.to(device) for t in self.tensors))
+        return Message(self.kind, self.ints, tuple(t.to(device) for t in self.tensors), self.posted_s)
 
     def copy(self) -> Message:
         """A message that later changes to the sender's tensors cannot reach."""
-        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors))
+        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors), self.posted_s)
 
     def pack(self) -> np.ndarray:
         """The message as one block of bytes, ready for the wire."""
-        block = np.zeros(self.nbytes, np.uint8)
-        header = self.header()
-        block[: len(header)] = np.frombuffer(header, np.uint8)
-        at = len(header)
+        block = np.empty(self.nbytes + _TIME.size, np.uint8)
+        at = len(self.header)
+        block[:at] = np.frombuffer(self.header, np.uint8)
         for t in self.tensors:
-            at = _aligned(at)
-            size = t.numel() * t.element_size()
-            if size:
-                flat = t.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                block[at : at + size] = flat.numpy()
-            at += size
+            begin = _aligned(at)
+            end = begin + t.numel() * t.element_size()
+            block[at:begin] = 0
+            if end > begin:
+                block[begin:end] = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            at = end
+        _TIME.pack_into(block.data, at, self.posted_s)
         return block
 
     @classmethod
@@ -103,7 +112,7 @@ class Message:
             size = torch.Size(shape).numel() * dtype.itemsize
             tensors.append(whole[at : at + size].view(dtype).view(shape))
             at += size
-        return cls(kind, ints, tuple(tensors))
+        return cls(kind, ints, tuple(tensors), *_TIME.unpack_from(raw, at))
 
 
 def _aligned(at: int) -> int:

@@ -83,6 +83,7 @@ class Statistics:
     tries: Counter[int]
     """Failed compare-and-swaps an update (leashed). On real engines the last bin, 63, counts all beyond too."""
     lock_wait_s: float
+    """Blocked for a lock; in leashed from an update's first failed attempt to its end."""
     peak_vectors: int
     recovered: int = 0
     """Locks taken over from a worker that died; the vector may hold half of its update."""
@@ -101,6 +102,9 @@ class SharedVector(Protocol):
 
     def snapshot(self, out: Tensor) -> None:
         """Copy the parameters as they are, for a look at them; one worker at a time."""
+
+    def lock_wait_s(self) -> float:
+        """This worker's share of `Statistics.lock_wait_s`."""
 
     def statistics(self) -> Statistics: ...
 

@@ -9,37 +9,49 @@ from safetensors.torch import save
 from hocket.core.replica import Replica
 from hocket.core.serving import Server
 from hocket.drivers.session import Session
+from hocket.measure.meter import Totals
 
 
 def report(session: Session, seconds: float) -> dict[str, Any]:
     """Of a worker."""
-    totals, worker = session.totals, session.worker
+    worker, shared = session.worker, session.worker.has_shared
     found = {
         "seconds": seconds,
         "steps": worker.step,
         "samples": session.rank.status.samples,
-        "compute": max(seconds - totals.communication_s - totals.waiting_s, 0.0),
         "staleness": {str(k): v for k, v in worker.staleness.items()},
         "parameters": session.replica.x.numel(),
         **_traffic(session),
+        **_times(session.totals, seconds, worker.shared.lock_wait_s() if shared else 0.0),
     }
-    return found | (_shared_vector(session) if worker.has_shared else {})
+    return found | (_shared_vector(session) if shared else {})
 
 
 def server_report(session: Session, server: Server, seconds: float) -> dict[str, Any]:
     """Of a server."""
     found = {"server": session.group.rank, "seconds": seconds, **_traffic(session)}
+    found |= _times(session.totals, seconds, locks_s=0.0)
     return found | {"staleness": {str(k): v for k, v in server.staleness.items()}}
 
 
 def _traffic(session: Session) -> dict[str, Any]:
     totals = session.totals
     return {
-        "communication": totals.communication_s,
-        "waiting": totals.waiting_s,
         "bytes_sent": totals.bytes_sent,
         "messages": totals.messages,
         "dropped_events": session.trace.dropped,
+    }
+
+
+def _times(totals: Totals, seconds: float, locks_s: float) -> dict[str, float]:
+    """Where a rank's seconds went: what was not spent on others is computing."""
+    on_others_s = totals.sending_s + totals.transferring_s + totals.waiting_s + locks_s
+    return {
+        "computing": max(seconds - on_others_s, 0.0),
+        "sending": totals.sending_s,
+        "transferring": totals.transferring_s,
+        "waiting": totals.waiting_s,
+        "locks": locks_s,
     }
 
 

@@ -20,6 +20,7 @@ from hocket.core.state import Kept, moved, refill
 from hocket.core.worker import Strategy, Worker
 from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
 from hocket.measure.meter import Metered, Totals
+from hocket.measure.timebase import ahead_s
 from hocket.measure.trace import Trace
 
 FRAME = 7002
@@ -65,6 +66,7 @@ class Session:
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             self.rank.comm.barrier()
+            self.comm.ahead_s = self.world.ahead_s = ahead_s(self.rank.comm, self.rank.clock)
 
     def work(
         self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object], sharing: Sharing | None = None
@@ -168,7 +170,7 @@ class Session:
         """Inside, all workers are here and nothing is on its way: the moment at which a run can be saved."""
         self._ask_servers("away")  # not for free: it must not overtake what was sent before
         with self.rank.clock.free():
-            self.group.barrier()  # inside the clock: who is early waits
+            self.comm.barrier()  # inside the clock: who is early waits
             self._mail.take_in()
             self.comm.settle()
             yield

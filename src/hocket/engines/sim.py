@@ -364,6 +364,9 @@ class SimClock:
     def now(self) -> float:
         return self._world.now_s[self._rank]
 
+    def common(self, at: float) -> float:
+        return at
+
     def charge(self, share: float, done: float = 1.0) -> None:
         self._world.charge(self._rank, share, done)
 

@@ -6,6 +6,7 @@ time happens; what a read or a write takes is then added to the rank's clock.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ class SimulatedMemory:
         self.staleness = [Staleness(sharing.handling, sharing.workers) for _ in range(sharing.workers)]
         """As each worker sees it."""
         self.tries: Counter[int] = Counter()
-        self.dropped, self.lock_wait_s = 0, 0.0
+        self.dropped, self.lock_wait_s = 0, [0.0] * sharing.workers
         self.held: dict[int, list[int]] = {}
         """Leashed: the versions that each worker reads or writes. One that is not published is below 0."""
         self.peak = 1
@@ -122,7 +123,7 @@ class SimulatedMemory:
             dropped=self.dropped,
             staleness=sum((s.histogram for s in self.staleness), Counter()),
             tries=Counter(self.tries),
-            lock_wait_s=self.lock_wait_s,
+            lock_wait_s=sum(self.lock_wait_s),
             peak_vectors=self.sharing.vectors - self.sharing.slots + self.peak,
         )
 
@@ -133,7 +134,7 @@ class SimulatedMemory:
             "version": self.version,
             "tries": Counter(self.tries),
             "dropped": self.dropped,
-            "lock_wait_s": self.lock_wait_s,
+            "lock_wait_s": list(self.lock_wait_s),
             "peak": self.peak,
             "random": self.random.getstate(),
             "lock_random": self.lock.random.getstate(),
@@ -142,7 +143,7 @@ class SimulatedMemory:
     def load_state(self, saved: dict[str, Any]) -> None:
         self.current = saved["x"].clone()
         self.version, self.tries = saved["version"], Counter(saved["tries"])
-        self.dropped, self.lock_wait_s, self.peak = saved["dropped"], saved["lock_wait_s"], saved["peak"]
+        self.dropped, self.lock_wait_s, self.peak = saved["dropped"], list(saved["lock_wait_s"]), saved["peak"]
         self.random.setstate(saved["random"])
         self.lock.random.setstate(saved["lock_random"])
 
@@ -160,8 +161,7 @@ class SimulatedVector:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
-                waited_s = m.lock.take(self._rank, exclusive=m.sharing.method == "mutex")
-                m.lock_wait_s += waited_s  # not in one line: others add theirs while this one waits
+                m.lock_wait_s[self._worker] += m.lock.take(self._rank, exclusive=m.sharing.method == "mutex")
                 self._read_version = m.version
                 out.copy_(m.current)
                 world.spend(self._rank, m.pass_s)
@@ -186,8 +186,7 @@ class SimulatedVector:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
-                waited_s = m.lock.take(self._rank, exclusive=True)
-                m.lock_wait_s += waited_s
+                m.lock_wait_s[self._worker] += m.lock.take(self._rank, exclusive=True)
                 m.current.sub_(self._tempered(g, lr))
                 world.spend(self._rank, 2 * m.pass_s)
                 self._applied(m.version)
@@ -210,7 +209,7 @@ class SimulatedVector:
     def _publish_leashed(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
         m.held[self._worker] = []
-        failed = 0
+        failed, failed_s = 0, math.inf
         while True:
             world.catch_up(self._rank)
             base = m.version
@@ -223,17 +222,24 @@ class SimulatedVector:
             if m.version == base:
                 m.current = mine
                 self._applied(base)
-                m.tries[failed] += 1
+                self._end_tries(failed, failed_s)
                 return True
-            failed += 1
+            failed, failed_s = failed + 1, min(failed_s, world.now_s[self._rank])
             if m.sharing.persistence is not None and failed > m.sharing.persistence:
-                m.tries[failed] += 1
+                self._end_tries(failed, failed_s)
                 m.dropped += 1
                 return False
             world.spend(self._rank, backoff_s(m.sharing, failed, m.random))
 
+    def _end_tries(self, failed: int, first_s: float) -> None:
+        self.memory.tries[failed] += 1
+        self.memory.lock_wait_s[self._worker] += max(self.memory.world.now_s[self._rank] - first_s, 0.0)
+
     def snapshot(self, out: Tensor) -> None:
         out.copy_(self.memory.current)
+
+    def lock_wait_s(self) -> float:
+        return self.memory.lock_wait_s[self._worker]
 
     def statistics(self) -> Statistics:
         return self.memory.statistics()

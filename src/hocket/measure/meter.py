@@ -1,8 +1,10 @@
-"""A communicator that counts: bytes, and the time spent communicating and waiting."""
+"""A communicator that counts: bytes, and the time spent sending, waiting for others and transferring."""
 
 from __future__ import annotations
 
+import math
 from array import array
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,33 +17,46 @@ from hocket.core.state import State
 from hocket.core.status import Status
 from hocket.measure.trace import Trace
 
+BLOCK = 65_536
+"""Collectives after which the ranks compare their times, so that a long run needs no more memory than a short one."""
+
 
 class Totals(State):
     """What one rank has sent, and where its time went."""
 
     bytes_sent: int
     messages: int
-    communication_s: float
+    sending_s: float
     waiting_s: float
+    transferring_s: float
 
     def __init__(self) -> None:
-        super().__init__(bytes_sent=0, messages=0, communication_s=0.0, waiting_s=0.0)
+        super().__init__(bytes_sent=0, messages=0, sending_s=0.0, waiting_s=0.0, transferring_s=0.0)
+
+    def blocked(self, took_s: float, until_all_are_here_s: float) -> None:
+        """A rank was blocked: it waited until the last that it needed was there, and from then on data travelled."""
+        waited_s = min(max(until_all_are_here_s, 0.0), took_s)
+        self.waiting_s += waited_s
+        self.transferring_s += took_s - waited_s
 
 
 class Metered(Forwarding):
     """Decorates a communicator. Strategies do not know that it is there.
 
     Bytes are those that a strategy hands over: a message's whole size, and for a collective what a
-    bandwidth-optimal algorithm sends. A blocked receive is waiting, a send is communication. In a
-    collective the last rank to arrive waits for nobody: what it needed is communication for all, and
-    what a rank spent beyond that is waiting.
+    bandwidth-optimal algorithm sends. To hand a message over is sending. A blocked receive is waiting until its sender
+    began to send, a blocked collective until the last rank entered it; all after that is transferring.
     """
 
     def __init__(self, comm: Comm, clock: Clock, status: Status, trace: Trace, totals: Totals | None = None) -> None:
         super().__init__(comm)
         self._clock, self._status, self._trace = clock, status, trace
         self.totals = totals or Totals()
-        self._collectives_s = array("d")
+        self.ahead_s = 0.0
+        """Of this host's clock over rank 0's."""
+        self._met = array("d")
+        """Of each collective: when this rank entered it, when it was blocked in it, and how long."""
+        self._blocks = 0
         self._children: list[Metered] = []
 
     def _begin(self, operation: str) -> float:
@@ -49,54 +64,90 @@ class Metered(Forwarding):
         self._status.operation, self._status.since = operation, now
         return now
 
-    def _end(self, operation: str, began: float, nbytes: int, peer: int = ANY, kind: str = "") -> float:
+    def _end(self, began: float) -> float:
+        """Returns the seconds since `began`."""
         now = self._clock.now()
         self._status.operation, self._status.since = "compute", now
-        self.totals.bytes_sent += nbytes
-        if peer == ANY:
-            self._trace.add(operation, began, now, bytes=nbytes)
-        else:
-            self._trace.add(operation, began, now, bytes=nbytes, peer=peer, kind=kind)
         return now - began
 
-    def _end_collective(self, operation: str, began: float, nbytes: int) -> None:
-        self._collectives_s.append(self._end(operation, began, nbytes))
+    def _common(self, at: float) -> float:
+        """A moment on the clock of all ranks."""
+        return self._clock.common(at) - self.ahead_s
 
-    def settle(self) -> None:
-        """Split the time in collectives into communication and waiting. All ranks call it together."""
-        for child in self._children:
-            child.settle()
-        if self._collectives_s:
-            mine = torch.tensor(self._collectives_s, dtype=torch.float64)
-            last_to_arrive = mine.clone()
-            self.inner.all_reduce(last_to_arrive, "min")
-            self.totals.communication_s += float(last_to_arrive.sum())
-            self.totals.waiting_s += float((mine - last_to_arrive).sum())
-            self._collectives_s = array("d")
+    # Messages
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         began = self._begin(f"send(to={to})")
+        msg = msg.posted(self._common(began))
         self.inner.send(to, msg, tag)
         self._sent(began, to, msg)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         began = self._begin(f"isend(to={to})")
+        msg = msg.posted(self._common(began))
         request = self.inner.isend(to, msg, tag)
         self._sent(began, to, msg)
-        return request
+        return Deferred(partial(self._see_off, request, to))
 
     def _sent(self, began: float, to: int, msg: Message) -> None:
+        took = self._end(began)
         self.totals.messages += 1
-        self.totals.communication_s += self._end("send", began, msg.nbytes, to, msg.kind)
+        self.totals.bytes_sent += msg.nbytes
+        self.totals.sending_s += took
+        self._trace.add("send", began, began + took, bytes=msg.nbytes, peer=to, kind=msg.kind)
+
+    def _see_off(self, request: Request, to: int) -> None:
+        began = self._begin(f"send(to={to})")
+        request.wait()
+        self.totals.sending_s += self._end(began)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         began = self._begin(f"recv(source={'ANY' if source == ANY else source}, tag={tag})")
-        sender, msg = ANY, Message()
+        posted, about = math.inf, {}
         try:
             sender, msg = self.inner.recv(source, tag, timeout)
+            posted, about = msg.posted_s, {"peer": sender, "kind": msg.kind}
+            return sender, msg
         finally:
-            self.totals.waiting_s += self._end("recv", began, 0, sender, msg.kind)
-        return sender, msg
+            took = self._end(began)
+            self.totals.blocked(took, posted - self._common(began))
+            self._trace.add("recv", began, began + took, bytes=0, **about)
+
+    # Collectives
+
+    def _end_collective(self, operation: str, began: float, nbytes: int) -> None:
+        took = self._end(began)
+        self._count(operation, began, took, nbytes)
+        entered = self._common(began)
+        self._keep(entered, entered, took)
+
+    def _count(self, operation: str, began: float, took: float, nbytes: int) -> None:
+        self.totals.bytes_sent += nbytes
+        self._trace.add(operation, began, began + took, bytes=nbytes)
+
+    def _keep(self, entered: float, blocked: float, took: float) -> None:
+        if len(self._met) == 3 * BLOCK:  # as it is on all ranks, at the same collective
+            with self._clock.paused():
+                self._compare()
+        self._met.extend((entered, blocked, took))
+
+    def settle(self) -> None:
+        """Split the time in collectives into waiting and transferring. All ranks call it together."""
+        for child in self._children:
+            child.settle()
+        self._compare()
+
+    def _compare(self) -> None:
+        if not self._met:
+            return
+        entered, blocked, took = torch.tensor(self._met, dtype=torch.float64).view(-1, 3).T.contiguous()
+        last = entered.clone()
+        self.inner.all_reduce(last, "max")
+        waited = (last - blocked).clamp(min=0).minimum(took)
+        self.totals.waiting_s += float(waited.sum())
+        self.totals.transferring_s += float((took - waited).sum())
+        self._met = array("d")
+        self._blocks += 1
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
         began = self._begin("all_reduce")
@@ -104,13 +155,22 @@ class Metered(Forwarding):
         self._end_collective("all_reduce", began, ring_bytes(x.numel(), x.element_size(), self.size, self.rank))
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        """To start it is sending; what is blocked is the wait for its end."""
+        posted = self._begin("all_reduce")
         request = self.inner.iall_reduce(x, op)
+        self.totals.sending_s += self._end(posted)
+        self._keep(self._common(posted), 0.0, 0.0)
+        block, at = self._blocks, len(self._met)
 
         def finish() -> None:
             began = self._begin("all_reduce")
             request.wait()
-            sent = ring_bytes(x.numel(), x.element_size(), self.size, self.rank)
-            self._end_collective("all_reduce", began, sent)
+            took = self._end(began)
+            self._count("all_reduce", began, took, ring_bytes(x.numel(), x.element_size(), self.size, self.rank))
+            if block == self._blocks:
+                self._met[at - 2], self._met[at - 1] = self._common(began), took
+            else:  # the ranks have compared in between, so all had entered
+                self.totals.transferring_s += took
 
         return Deferred(finish)
 
@@ -143,5 +203,6 @@ class Metered(Forwarding):
 
     def around(self, comm: Comm) -> Comm:
         child = Metered(comm, self._clock, self._status, self._trace, self.totals)
+        child.ahead_s = self.ahead_s
         self._children.append(child)
         return child

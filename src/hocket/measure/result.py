@@ -17,6 +17,9 @@ from hocket.version import __version__
 
 Verdict = Literal["reached-target", "finished", "diverged", "crashed", "interrupted"]
 
+TIMES = ("computing", "sending", "transferring", "waiting", "locks")
+"""What a worker's seconds are made of."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -47,8 +50,9 @@ class Result:
     bytes_sent: int
     staleness: dict[str, Any]
     per_worker: list[dict[str, float]]
-    """Seconds of compute, communication and waiting, and bytes, of each worker; with `own_metrics`, where the replicas
-    differed before the last average, also the metric of its own (`own_metric`)."""
+    """Of each worker: its seconds, what they are made of (computing, sending, transferring, waiting for others and
+    for locks), and bytes; with `own_metrics`, where the replicas differed before the last average, also the metric of
+    its own (`own_metric`)."""
     consensus_distance: float | None
     """How far the replicas were from their mean before the last average: the root of the mean square distance."""
     curve: list[dict[str, Any]]

@@ -18,14 +18,14 @@ from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Listener
 from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS, time_to_loss
-from hocket.measure.result import Result, Verdict, staleness_summary, versions
+from hocket.measure.result import TIMES, Result, Verdict, staleness_summary, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
 from hocket.run.progress import Display
 from hocket.tasks import Task
 
 WORKER_KEYS = (
-    "seconds", "compute", "communication", "waiting", "bytes_sent", "messages", "steps", "samples", "own_metric",
+    "seconds", *TIMES, "bytes_sent", "messages", "steps", "samples", "own_metric",
 )  # fmt: skip
 
 

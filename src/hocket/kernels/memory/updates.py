@@ -30,6 +30,7 @@ from hocket.kernels.memory.words import (
     DROPPED,
     DROPS,
     FAILED,
+    FAILED_NS,
     GAP,
     HANDLING,
     HEAD,
@@ -50,6 +51,7 @@ from hocket.kernels.memory.words import (
     TRIES,
     TRIES_BINS,
     UPDATES,
+    WAIT_NS,
     WORKER_AREA,
     WORKER_WORDS,
     WORKERS,
@@ -251,6 +253,8 @@ def _fail(control: Words, w: int) -> int:
     words = WORKER_AREA + w * WORKER_WORDS
     control[words + FAILED] += 1
     failed = control[words + FAILED]
+    if failed == 1:
+        control[words + FAILED_NS] = monotonic_ns()
     if control[PERSISTENCE] >= 0 and failed > control[PERSISTENCE]:
         _end_tries(control, w)
         control[words + DROPS] += 1
@@ -261,8 +265,10 @@ def _fail(control: Words, w: int) -> int:
 
 @kernel
 def _end_tries(control: Words, w: int) -> None:
-    """Count the failed tries of an update that is over."""
+    """Count the failed tries of an update that is over, and the time since the first of them."""
     words = WORKER_AREA + w * WORKER_WORDS
+    if control[words + FAILED]:
+        control[words + WAIT_NS] += monotonic_ns() - control[words + FAILED_NS]
     control[words + TRIES + min(control[words + FAILED], TRIES_BINS - 1)] += 1
     control[words + FAILED] = 0
 

@@ -168,6 +168,9 @@ class MappedVector:
         """The reference count of each slot: all 0 when nobody reads or writes."""
         return [int(self.control[count_word(self.control, slot)]) for slot in range(self.sharing.slots)]
 
+    def lock_wait_s(self) -> float:
+        return float(self._words_of(self.worker)[c.WAIT_NS]) / 1e9
+
     def statistics(self) -> Statistics:
         workers = range(self.sharing.workers)
         words = np.sum([self._words_of(w) for w in workers], axis=0)
