@@ -56,6 +56,7 @@ def _shared_vector(session: Session, seconds: float) -> dict[str, Any]:
             "updates": found.updates,
             "updates_per_s": found.updates / max(seconds, 1e-9),
             "dropped": found.dropped,
+            "lost_movement": found.lost,
             "failed_tries": {str(k): v for k, v in sorted(found.tries.items())},
             "lock_wait_s": found.lock_wait_s,
             "peak_vectors": found.peak_vectors,

@@ -87,6 +87,9 @@ class World(ABC):
         """Set when a message sent now arrives; returns when the sender is free again."""
         return 0.0
 
+    def received(self, rank: int, nbytes: int) -> None:  # noqa: B027 - real time passes by itself
+        """A rank takes up a message that has come in."""
+
     def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
         """Seconds that a collective takes once `last`, the last rank, has arrived."""
         return 0.0
@@ -180,6 +183,7 @@ class LocalComm:
             envelope = first()
             assert envelope is not None
             box.remove(envelope)
+            world.received(self._me, envelope.msg.nbytes)
             return envelope.source, envelope.msg
 
     def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
