@@ -90,11 +90,8 @@ class TestLostUpdates:
         assert found == [10.0, *[0.0] * 62, 10.0]
 
     def test_it_is_told_in_the_result(self) -> None:
-        slow = dict(window="1ms", memory="1MB")
-        exact, racing = (
-            simulated(tiny.task(96, batch=1), slow, workers=8, strategy=method).shared
-            for method in ("leashed", "hogwild")
-        )
+        slow, methods = dict(window="1ms", memory="1MB"), ("leashed", "hogwild")
+        exact, racing = (simulated(tiny.task(96, batch=1), slow, workers=8, strategy=m).shared for m in methods)
         assert exact is not None and racing is not None
         assert exact["lost_movement"] == 0 < racing["lost_movement"] < 1
 
@@ -131,6 +128,17 @@ class TestServers:
 
         assert seconds(8, "1ms") > 0.95 * 6 * 8e-3, "8 workers with 6 steps each, one message at a time"
         assert seconds(8, "1us") < 1.5 * seconds(1, "1us")
+
+    def test_what_was_sent_for_nothing_is_seen_to_for_nothing(self) -> None:
+        def main(rank: Rank) -> float:
+            if rank.comm.rank:
+                rank.comm.recv()
+            else:
+                with rank.clock.free():
+                    rank.comm.isend(1, Message())
+            return rank.clock.now()
+
+        assert on_sim(main, 2, workers=1, serve="3s") == [0.0, 0.0]
 
     def test_a_server_is_no_straggler(self) -> None:
         """Of 2 workers and a server, 2 are slow: the workers. Rank 0 comes last, before any server."""

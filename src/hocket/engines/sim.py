@@ -290,10 +290,10 @@ class SimWorld(World):
         if not self.free[rank]:
             self.now_s[rank] += cost_s
 
-    def received(self, rank: int, nbytes: int) -> None:
+    def received(self, rank: int, envelope: Envelope) -> None:
         """A server sees to each message; where compute is measured, so is that."""
-        if rank >= self._workers and not self._measured and not self.free[rank]:
-            passes_s = SERVER_PASSES * nbytes * self.memory_byte_s
+        if rank >= self._workers and not self._measured and not self.free[rank] and not envelope.free:
+            passes_s = SERVER_PASSES * envelope.msg.nbytes * self.memory_byte_s
             self.now_s[rank] = self._done_s(rank, self._serve_s + passes_s)
 
     def make_shared(self, sharing: Sharing, x: Tensor) -> SimulatedMemory:
@@ -318,7 +318,8 @@ class SimWorld(World):
     def post(self, source: int, to: int, envelope: Envelope) -> float:
         """A message leaves when the sender's card is free, and the receiver's card takes messages in as they come."""
         now_s = self.now_s[source]
-        if self.free[source] or source == to:
+        envelope.free = self.free[source]
+        if envelope.free or source == to:
             envelope.arrival_s = now_s
             return now_s
         wire_s = envelope.msg.nbytes * self._byte_s
