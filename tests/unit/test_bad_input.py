@@ -149,10 +149,10 @@ CASES = [
     ([*SIM, "latency=fast"], "latency: cannot read 'fast'"),
     ([*SIM, "bandwidth=10"], "write it like 10Gbit"),
     ([*SIM, "bandwidth=0Gbit"], "write it like 10Gbit"),
-    ([*SIM, "stragglers=3"], "write it like 1x3"),
-    ([*SIM, "stragglers=1x0"], "write it like 1x3"),
+    ([*SIM, "stragglers=3"], "two workers, each 3 times slower"),
+    ([*SIM, "stragglers=1x0"], "two workers, each 3 times slower"),
     ([*SIM, "ties=no"], "ties must be a whole number"),
-    ([*SIM, "stragglers=5x3"], "names more workers than there are (2)"),
+    ([*SIM, "stragglers=5x3"], "makes 5 workers slow, but there are 2"),
     ([*SIM, "compute=1e999s"], "compute"),
     ([*SIM, "compute=lognormal:2ms:9999"], "compute"),
     # Spec files.
@@ -223,7 +223,7 @@ CASES = [
     (["launch", "--sim", "compute", "lacks.py"], "--sim must be KEY=VALUE"),
     (
         ["launch", "--sim", "stragglers=5x3", "lacks.py"],
-        "names more workers than there are (2)",
+        "makes 5 workers slow, but there are 2",
     ),
     (
         ["launch", "--deadline", "nan", "lacks.py"],

@@ -280,7 +280,9 @@ class TestStaleness:
 def trained(strategy: str, workers: int, sim: dict[str, Any] | None = None, **settings: Any) -> hocket.Result:
     """A tiny task whose 40 bytes of parameters take 40 us a pass, against 1 ms of compute."""
     made = tiny.task(samples, batch=1) if (samples := settings.pop("samples", 0)) else tiny.task(6 * workers, batch=1)
-    return simulated(made, {"memory": "1MB", **(sim or {})}, workers=workers, strategy=strategy, **settings)
+    return simulated(
+        made, {"compute": "1ms", "memory": "1MB", **(sim or {})}, workers=workers, strategy=strategy, **settings
+    )
 
 
 class TestTime:
@@ -302,7 +304,7 @@ class TestTime:
     def test_a_mutex_lets_one_in_after_the_other(self) -> None:
         """All come at once: the k-th waits for k passes, and has its gradient k passes late."""
         made = tiny.task(4, batch=1)
-        result = simulated(made, {"memory": "1MB"}, workers=4, strategy="mutex")
+        result = simulated(made, {"compute": "1ms", "memory": "1MB"}, workers=4, strategy="mutex")
         wait_s = result.shared["lock_wait_s"] if result.shared else math.nan
         first_reads = (1 + 2 + 3) * self.pass_s
         # Updates and the reads after them: the k-th comes k passes after the first and finds k updates (2 passes

@@ -57,6 +57,8 @@ def _asynchrony(result: Result) -> list[tuple[str, str]]:
     if found is None:
         return rows
     rows.append(("updates", f"{found['updates']:,} ({found['updates_per_s']:,.0f}/s), {found['dropped']:,} dropped"))
+    if found["lost_movement"]:
+        rows.append(("lost movement", f"{found['lost_movement']:.2%} of it, where workers wrote at once"))
     tries = sum(int(k) * n for k, n in found["failed_tries"].items())
     if found["failed_tries"]:
         rows.append(("failed tries", f"{tries:,} compare-and-swaps"))

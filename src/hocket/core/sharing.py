@@ -89,6 +89,8 @@ class Statistics:
     """Locks taken over from a worker that died; the vector may hold half of its update."""
     broken: int = 0
     """Waits that ended at the deadline."""
+    lost: float = 0.0
+    """The share of updates that others wrote over, at a parameter that every update writes (hogwild)."""
 
 
 class SharedVector(Protocol):

@@ -67,6 +67,7 @@ def _shared_vector(session: Session) -> dict[str, Any]:
         "shared": {
             "updates": found.updates,
             "dropped": found.dropped,
+            "lost_movement": found.lost,
             "failed_tries": {str(k): v for k, v in sorted(found.tries.items())},
             "lock_wait_s": found.lock_wait_s,
             "peak_vectors": found.peak_vectors,

@@ -45,6 +45,8 @@ class Envelope:
     tag: int
     msg: Message
     arrival_s: float = 0.0
+    free: bool = False
+    """Sent for nothing, so it is seen to for nothing."""
 
 
 class World(ABC):
@@ -86,6 +88,9 @@ class World(ABC):
     def post(self, source: int, to: int, envelope: Envelope) -> float:
         """Set when a message sent now arrives; returns when the sender is free again."""
         return 0.0
+
+    def received(self, rank: int, envelope: Envelope) -> None:  # noqa: B027 - real time passes by itself
+        """A rank takes up a message that has come in."""
 
     def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
         """Seconds that a collective takes once `last`, the last rank, has arrived."""
@@ -180,6 +185,7 @@ class LocalComm:
             envelope = first()
             assert envelope is not None
             box.remove(envelope)
+            world.received(self._me, envelope)
             return envelope.source, envelope.msg
 
     def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:

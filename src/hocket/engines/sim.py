@@ -11,7 +11,6 @@ import heapq
 import math
 import os
 import random
-import re
 import secrets
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hocket.core.errors import CommError, UserError, shown
+from hocket.core.errors import CommError, UserError
 from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
@@ -30,6 +29,7 @@ from hocket.core.worker import Need
 from hocket.engines.crew import run_threads
 from hocket.engines.engine import Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
+from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
 _HOLDS_THE_BATON = nullcontext()
@@ -40,16 +40,22 @@ _HOLDS_THE_BATON = nullcontext()
 class Sim(Engine):
     """A deterministic simulator: real gradients, virtual time, any number of workers."""
 
-    compute: str = "1ms"
+    compute: str = "lognormal:1ms:0.15"
     """Time of a full batch's gradient: `2ms`, `lognormal:2ms:0.3` (median, sigma) or `measured`."""
+    serve: str = "50us"
+    """What a server takes for a message, beside ten passes over its bytes in memory."""
+    cores: int = 0
+    """Cores that all ranks share; 0 gives each rank its own."""
     latency: str = "50us"
     bandwidth: str = "10Gbit"
     memory: str = "80Gbit"
     """What one worker reads or writes of shared memory in a second."""
     block: int = 1024
     """Parameters of shared memory that a worker reads or writes before others may come in between."""
+    window: str = "100ns"
+    """From where a worker of HOGWILD! looks at a parameter to where others see what it wrote there."""
     stragglers: str = ""
-    """`1x3`: one worker (rank 1) is three times slower; `1x3+2x1.5` adds two more (ranks 2 and 3)."""
+    """How many workers are how much slower: `2x3` is two workers, each 3 times slower; `2x3+1x1.5` adds one more."""
     ties: int = 0
     """Seed for the order of simultaneous events; 0 is rank order."""
     seed: int = 0
@@ -60,51 +66,26 @@ class Sim(Engine):
 
     def __post_init__(self) -> None:
         compute_model(self.compute, random.Random())
-        self.slowdowns(1 << 30)
+        slow_groups(self.stragglers, 1 << 30)
         seconds(self.latency, "latency")
         bytes_per_second(self.bandwidth, "bandwidth")
         bytes_per_second(self.memory, "memory")
+        seconds(self.serve, "serve")
+        seconds(self.window, "window")
+        if not 0 <= self.cores < 2**40:
+            raise UserError(f"sim: cores must be 0 or more, and less than 2**40; got {self.cores}")
         if not 1 <= self.block < 2**40:
             raise UserError(f"sim: block must be 1 or more parameters, and less than 2**40; got {self.block}")
         if self.workers < 0:
             raise UserError(f"sim: workers must be 0 or more, got {self.workers}")
 
-    def slowdowns(self, size: int) -> list[tuple[int, float]]:
-        """(how many, factor) for each group of slow workers."""
-        groups: list[tuple[int, float]] = []
-        for part in filter(None, self.stragglers.split("+")):
-            match = re.fullmatch(r"(\d{1,9})x(\d{1,9}(?:\.\d+)?)", part, re.ASCII)
-            if not match or float(match[2]) <= 0:
-                raise UserError(
-                    f"stragglers: cannot read {shown(part)}; write it like 1x3 (one worker, 3 times slower)"
-                )
-            groups.append((int(match[1]), float(match[2])))
-        if sum(n for n, _ in groups) > size:
-            raise UserError(f"stragglers={self.stragglers} names more workers than there are ({size})")
-        return groups
-
     def check(self, size: int) -> None:
-        self.slowdowns(size)
+        slow_groups(self.stragglers, size)
 
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
         world = SimWorld(self, size)
         world.begin()
         return run_threads(world, main, listener)
-
-
-def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
-    """Draws the seconds of one full batch's gradient; None stands for what it really took."""
-    if text == "measured":
-        return lambda: None
-    if text.startswith("lognormal:"):
-        median, _, sigma = text.removeprefix("lognormal:").partition(":")
-        mean_log = math.log(max(seconds(median, "compute"), 1e-12))
-        spread = float(sigma or 0.2) if re.fullmatch(r"([0-9]*\.?[0-9]+)?", sigma) else math.inf
-        if spread > 5:
-            raise UserError(f"compute: cannot read {shown(sigma)} as a lognormal's sigma; it is a number from 0 to 5")
-        return lambda: rng.lognormvariate(mean_log, spread)
-    constant = seconds(text, "compute")
-    return lambda: constant
 
 
 class SimWorld(World):
@@ -116,21 +97,23 @@ class SimWorld(World):
         super().__init__(size)
         self._latency_s = seconds(sim.latency, "latency")
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
-        self._memory_byte_s, self._block = 1 / bytes_per_second(sim.memory, "memory"), sim.block
+        self._serve_s = seconds(sim.serve, "serve")
+        self.memory_byte_s = 1 / bytes_per_second(sim.memory, "memory")
+        self.window_s, self.block = seconds(sim.window, "window"), sim.block
+        self._workers = sim.workers or size
         self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]
         self._compute = [compute_model(sim.compute, rng) for rng in self.random]
-        self._gradient: list[tuple[float, float] | None] = [None] * size  # under way: when it began, what it costs
-        self._slow = [1.0] * size
-        after = 1  # rank 0 comes last: it is the one that people look at
-        for count, factor in sim.slowdowns(size):
-            for rank in range(after, after + count):
-                self._slow[rank % (sim.workers or size)] = factor
-            after += count
+        self._measured = sim.compute == "measured"
+        self._gradient: list[tuple[float, float] | None] = [None] * size  # under way: when it is done, what it costs
+        self._slow = slowdowns(sim.stragglers, self._workers, size)
+        self._cores = Cores(sim.cores) if 0 < sim.cores < size else None
         self.tie_random = random.Random(sim.ties)
         self._tie = self.tie_random.random if sim.ties else lambda: 0.0
 
         self.now_s = [0.0] * size
         self.free = [False] * size
+        self._priced = [False] * size
+        """Inside what the model prices, where nothing is measured."""
         self._counted_s = [0.0] * size
         self._out_free_s = [0.0] * size
         self._in_free_s = [0.0] * size
@@ -142,6 +125,7 @@ class SimWorld(World):
         self._waits: list[Wait | None] = [None] * size
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
+        self._running = 0
         self._deadlock = ""
         self._returning: dict[int, float] = {}  # who comes back from a pause, and to which time
         # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
@@ -165,6 +149,7 @@ class SimWorld(World):
             at_s, _, rank, ticket = heapq.heappop(self._heap)
             if ticket == self._ticket[rank]:
                 self.now_s[rank] = max(at_s, self.now_s[rank])
+                self._running = rank
                 return rank
         return None
 
@@ -221,7 +206,19 @@ class SimWorld(World):
     # What a World offers.
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return _HOLDS_THE_BATON
+        return self._unmeasured() if self._measured else _HOLDS_THE_BATON
+
+    @contextmanager
+    def _unmeasured(self) -> Iterator[None]:
+        """Inside, time is what the model says: what came before is paid for, what is done here is not measured."""
+        rank = self._running
+        self.settle(rank)
+        self._priced[rank] = True
+        try:
+            yield
+        finally:
+            self._priced[rank] = False
+            self.count_from_here(rank)
 
     def abort(self) -> None:
         # May be called without the baton: whoever holds it wakes the rest when it hands over.
@@ -254,25 +251,38 @@ class SimWorld(World):
     # What things cost.
 
     def charge(self, rank: int, share: float, done: float) -> None:
-        if self._gradient[rank] is None:
-            drawn_s = self._compute[rank]()
-            if done == 1 and drawn_s is not None:
-                if not self.free[rank]:
-                    self.now_s[rank] += drawn_s * share * self._slow[rank]
-                self.check()
-                return
-            self._gradient[rank] = (self.now_s[rank], -1.0 if drawn_s is None else drawn_s * share * self._slow[rank])
-        began_s, cost_s = self._gradient[rank] or (0.0, 0.0)
-        if done == 1:
-            self._gradient[rank] = None
-        if cost_s < 0:  # measured
-            now_s = self.now_s[rank] + (time.thread_time() - self._counted_s[rank]) * self._slow[rank]
-            self.count_from_here(rank)
+        if self._measured:
+            self.settle(rank)
         else:
-            now_s = began_s + cost_s * done
-        if not self.free[rank]:
-            self.now_s[rank] = max(self.now_s[rank], now_s)
+            self._charge_drawn(rank, share, done)
         self.check()
+
+    def _charge_drawn(self, rank: int, share: float, done: float) -> None:
+        """A gradient's time is drawn, and its core taken, when the first part of it is complete."""
+        under_way = self._gradient[rank]
+        if under_way is None:
+            cost_s = (self._compute[rank]() or 0.0) * share * self._slow[rank]
+            under_way = (self._done_s(rank, cost_s), cost_s)
+        self._gradient[rank] = None if done == 1 else under_way
+        done_s, cost_s = under_way
+        if not self.free[rank]:
+            self.now_s[rank] = max(self.now_s[rank], done_s - cost_s * (1 - done))
+
+    def _done_s(self, rank: int, cost_s: float) -> float:
+        """When a rank that now begins to compute for so long will be done."""
+        if self._cores is None or self.free[rank]:
+            return self.now_s[rank] + cost_s
+        self.catch_up(rank)
+        return self._cores.take(self.now_s[rank], cost_s)
+
+    def settle(self, rank: int) -> None:
+        """For measured compute times: pay for what this thread did since it last paid."""
+        if not self._measured:
+            return
+        if not self.free[rank] and not self._priced[rank]:
+            took_s = time.thread_time() - self._counted_s[rank]
+            self.now_s[rank] = self._done_s(rank, took_s * self._slow[rank])
+        self.count_from_here(rank)
 
     def count_from_here(self, rank: int) -> None:
         """For measured compute times: what this thread did until now is paid for, or free."""
@@ -283,8 +293,14 @@ class SimWorld(World):
         if not self.free[rank]:
             self.now_s[rank] += cost_s
 
+    def received(self, rank: int, envelope: Envelope) -> None:
+        """A server sees to each message; where compute is measured, so is that."""
+        if rank >= self._workers and not self._measured and not self.free[rank] and not envelope.free:
+            passes_s = SERVER_PASSES * envelope.msg.nbytes * self.memory_byte_s
+            self.now_s[rank] = self._done_s(rank, self._serve_s + passes_s)
+
     def make_shared(self, sharing: Sharing, x: Tensor) -> SimulatedMemory:
-        return SimulatedMemory(self, sharing, x, self._memory_byte_s, self._block)
+        return SimulatedMemory(self, sharing, x)
 
     def shared_by(self, memory: SimulatedMemory, rank: int, worker: int) -> SharedVector:
         return SimulatedVector(memory, rank, worker)
@@ -317,7 +333,8 @@ class SimWorld(World):
     def post(self, source: int, to: int, envelope: Envelope) -> float:
         """A message leaves when the sender's card is free, and the receiver's card takes messages in as they come."""
         now_s = self.now_s[source]
-        if self.free[source] or source == to:
+        envelope.free = self.free[source]
+        if envelope.free or source == to:
             envelope.arrival_s = now_s
             return now_s
         wire_s = envelope.msg.nbytes * self._byte_s
@@ -338,21 +355,7 @@ class SimWorld(World):
             self._in_free_s[to] = heapq.heappop(incoming)[3].arrival_s
 
     def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
-        """One priced event a collective, by the algorithms that MPI libraries choose for large vectors."""
-        if size == 1 or self.free[last]:
-            return 0.0
-        hops = math.ceil(math.log2(size))
-        share = (size - 1) / size
-        match kind:
-            case "all_reduce":  # recursive halving, then doubling (Rabenseifner)
-                return 2 * hops * self._latency_s + 2 * share * nbytes * self._byte_s
-            case "reduce_scatter" | "all_gather":
-                return hops * self._latency_s + share * nbytes * self._byte_s
-            case "broadcast":  # scatter, then all-gather
-                return 2 * hops * self._latency_s + 2 * share * nbytes * self._byte_s
-            case "barrier":
-                return hops * self._latency_s
-        return 0.0
+        return 0.0 if self.free[last] else collective_s(kind, nbytes, size, self._latency_s, self._byte_s)
 
 
 class SimClock:
@@ -362,6 +365,7 @@ class SimClock:
         self._world, self._rank = world, rank
 
     def now(self) -> float:
+        self._world.settle(self._rank)
         return self._world.now_s[self._rank]
 
     def common(self, at: float) -> float:
@@ -373,6 +377,7 @@ class SimClock:
     @contextmanager
     def free(self) -> Iterator[None]:
         before = self._world.free[self._rank]
+        self._world.settle(self._rank)
         self._world.free[self._rank] = True
         try:
             yield

@@ -22,6 +22,8 @@ from hocket.engines.local import Wait
 if TYPE_CHECKING:
     from hocket.engines.sim import SimWorld
 
+PARAMETERS_A_LINE = 16
+"""Of 4 bytes in a cache line of 64."""
 YIELD_S = 1e-6
 """What it takes to give way to the scheduler and come back."""
 
@@ -94,7 +96,7 @@ def backoff_s(sharing: Sharing, attempts: int, rng: random.Random) -> float:
 class SimulatedMemory:
     """What the workers share. `current` is changed in place, but under leashed, where each version is a new vector."""
 
-    def __init__(self, world: SimWorld, sharing: Sharing, x: Tensor, byte_s: float, block: int) -> None:
+    def __init__(self, world: SimWorld, sharing: Sharing, x: Tensor) -> None:
         self.world, self.sharing = world, sharing
         self.current, self.version = x.clone(), 0
         self.lock = SimLock(world, sharing)
@@ -106,12 +108,28 @@ class SimulatedMemory:
         """Leashed: the versions that each worker reads or writes. One that is not published is below 0."""
         self.peak = 1
         self.random = random.Random(0)
-        self.pass_s = x.numel() * x.element_size() * byte_s
+        self.written, self.canary = 0, Counter[int]()
+        """HOGWILD!: pieces of updates that were written, and how many survived, by their place in the update: each
+        adds 1 there as it adds to the parameters."""
+        self.parameter_s = x.element_size() * world.memory_byte_s
+        """What it takes to read or write one parameter in passing."""
+        self.pass_s = x.numel() * self.parameter_s
         """One pass over the vector."""
-        self._block = block
 
     def split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(vector, self._block)
+        return torch.split(vector, self.world.block)
+
+    def pieces(self, step: Tensor) -> list[tuple[slice | Tensor, float]]:
+        """Where an update of HOGWILD! writes before others may come in between, and what each of these takes.
+
+        A sparse one writes only the parameters that it changes, and moves a line of the cache for each.
+        """
+        block, dim = self.world.block, len(step)
+        if int(step.count_nonzero()) * PARAMETERS_A_LINE >= dim:
+            spans = [slice(at, min(at + block, dim)) for at in range(0, dim, block)]
+            return [(span, 2 * (span.stop - span.start) * self.parameter_s) for span in spans]
+        line_s = PARAMETERS_A_LINE * self.parameter_s
+        return [(some, 2 * len(some) * line_s) for some in torch.split(step.nonzero().flatten(), block)]
 
     def count_alive(self) -> None:
         alive = {version for versions in self.held.values() for version in versions} | {self.version}
@@ -125,6 +143,7 @@ class SimulatedMemory:
             tries=Counter(self.tries),
             lock_wait_s=sum(self.lock_wait_s),
             peak_vectors=self.sharing.vectors - self.sharing.slots + self.peak,
+            lost=1 - self.canary.total() / self.written if self.written else 0.0,
         )
 
     def state(self) -> dict[str, Any]:
@@ -136,6 +155,8 @@ class SimulatedMemory:
             "dropped": self.dropped,
             "lock_wait_s": list(self.lock_wait_s),
             "peak": self.peak,
+            "written": self.written,
+            "canary": Counter(self.canary),
             "random": self.random.getstate(),
             "lock_random": self.lock.random.getstate(),
         }
@@ -144,6 +165,7 @@ class SimulatedMemory:
         self.current = saved["x"].clone()
         self.version, self.tries = saved["version"], Counter(saved["tries"])
         self.dropped, self.lock_wait_s, self.peak = saved["dropped"], list(saved["lock_wait_s"]), saved["peak"]
+        self.written, self.canary = saved["written"], Counter(saved["canary"])
         self.random.setstate(saved["random"])
         self.lock.random.setstate(saved["lock_random"])
 
@@ -158,6 +180,14 @@ class SimulatedVector:
         self._read: Tensor | None = None
 
     def read(self, out: Tensor) -> int:
+        with self.memory.world.exclusive():
+            return self._do_read(out)
+
+    def publish(self, g: Tensor, lr: float) -> bool:
+        with self.memory.world.exclusive():
+            return self._do_publish(g, lr)
+
+    def _do_read(self, out: Tensor) -> int:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
@@ -172,7 +202,7 @@ class SimulatedVector:
                 for source, target in zip(m.split(m.current), m.split(out), strict=True):
                     world.catch_up(self._rank)
                     target.copy_(source)
-                    self._spend_on(source)
+                    world.spend(self._rank, source.numel() * m.parameter_s)
             case "leashed":  # the gradient is taken in place, at a vector that nobody changes
                 world.catch_up(self._rank)
                 self._read_version = m.version
@@ -182,7 +212,7 @@ class SimulatedVector:
             self._read = out.clone()
         return self._read_version
 
-    def publish(self, g: Tensor, lr: float) -> bool:
+    def _do_publish(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
         match m.sharing.method:
             case "mutex" | "rwlock":
@@ -193,18 +223,26 @@ class SimulatedVector:
                 m.lock.drop(self._rank)
             case "hogwild":
                 world.catch_up(self._rank)
-                for part, step in zip(m.split(m.current), m.split(self._tempered(g, lr)), strict=True):
-                    world.catch_up(self._rank)
-                    wanted = part - step
-                    self._spend_on(part)
-                    world.catch_up(self._rank)
-                    part.copy_(wanted)  # what others wrote since the look is lost
-                    self._spend_on(part)
+                step = self._tempered(g, lr)
+                for place, (piece, cost_s) in enumerate(m.pieces(step)):
+                    self._write(place, piece, step[piece], cost_s)
                 world.catch_up(self._rank)
                 self._applied(m.version)
             case "leashed":
                 return self._publish_leashed(g, lr)
         return True
+
+    def _write(self, place: int, piece: slice | Tensor, step: Tensor, cost_s: float) -> None:
+        """Look, subtract and store: what others stored within that window is lost."""
+        m, world = self.memory, self.memory.world
+        window_s = min(world.window_s, cost_s)
+        world.catch_up(self._rank)
+        wanted, survived = m.current[piece] - step, m.canary[place] + 1
+        world.spend(self._rank, window_s)
+        world.catch_up(self._rank)
+        m.current[piece], m.canary[place] = wanted, survived
+        m.written += 1
+        world.spend(self._rank, cost_s - window_s)
 
     def _publish_leashed(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
@@ -270,6 +308,3 @@ class SimulatedVector:
         """This worker's update came on top of `version`."""
         self._staleness.histogram[version - self._read_version] += 1
         self.memory.version += 1
-
-    def _spend_on(self, block: Tensor) -> None:
-        self.memory.world.spend(self._rank, self.memory.pass_s * block.numel() / self.memory.current.numel())

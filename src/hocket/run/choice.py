@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from hocket.core.errors import UserError
@@ -61,12 +62,15 @@ def make_engine(spec: RunSpec, text: str, workers: int) -> Engine:
         raise UserError(f"--sim has no meaning on engine {cls.name}; leave it out, or add --engine {able}")
     chosen = parse_options(cls, f"engine {cls.name}", text.partition(":")[2])
     chosen |= parse_options(cls, cls.name, ",".join(f"{k}={v}" for k, v in spec.sim.items()))
-    if chosen.pop("workers", workers) not in (0, workers):
-        raise UserError(f"the workers of engine {cls.name} are those of the run; use --workers")
     own: dict[str, Any] = {name: getattr(spec, name) for name in ("deadline", "hosts", "mpiexec", "seed")}
-    given = {name: value for name, value in own.items() if name in known}
-    return cls(**(given | chosen | ({"workers": workers} if "workers" in known else {})))
+    given = {name: value for name, value in (own | {"workers": workers}).items() if name in _fields(cls)}
+    return cls(**(given | chosen))
 
 
 def _options(cls: type[Engine]) -> set[str]:
     return {option.name for option in options(cls)}
+
+
+def _fields(cls: type[Any]) -> set[str]:
+    """The options, and what is filled in from the run's settings."""
+    return {field.name for field in dataclasses.fields(cls)}

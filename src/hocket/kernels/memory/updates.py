@@ -27,6 +27,7 @@ from hocket.kernels.memory.words import (
     ARRIVED,
     BASE_HEAD,
     BROKEN,
+    CANARY,
     DROPPED,
     DROPS,
     FAILED,
@@ -165,6 +166,7 @@ def close_write(control: Words, w: int, row: int) -> int:
             return _fail(control, w)
         _end_tries(control, w)
     elif method == HOGWILD:
+        control[CANARY] += 1  # in its turn behind the parameters, and no more atomic than they are
         head = fetch_add(control, HEAD, _ONE_VERSION)
     else:
         head = control[HEAD]

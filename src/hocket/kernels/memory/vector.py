@@ -184,6 +184,7 @@ class MappedVector:
             peak_vectors=self.sharing.vectors - self.sharing.slots + max(peak_slots, 1),
             recovered=int(self.control[c.RECOVERED]),
             broken=int(words[c.BREAKS]),
+            lost=self._lost(int(words[c.UPDATES])),
         )
 
     def state(self) -> dict[str, Any]:
@@ -195,7 +196,8 @@ class MappedVector:
             own["read"] = torch.from_numpy(self._own_copy().copy())
         if self.worker == 0:
             x = torch.from_numpy(self._current().copy())
-            own["common"] = {"x": x, "version": self.version, "recovered": int(self.control[c.RECOVERED])}
+            counts = {"recovered": int(self.control[c.RECOVERED]), "canary": int(self.control[c.CANARY])}
+            own["common"] = {"x": x, "version": self.version, **counts}
         return own
 
     def load_state(self, saved: dict[str, Any]) -> None:
@@ -214,10 +216,17 @@ class MappedVector:
             self._current()[:] = common["x"].numpy()
             self.control[c.HEAD] = common["version"] << c.SLOT_BITS | self._slot()
             self.control[c.RECOVERED] = common["recovered"]
+            self.control[c.CANARY] = common["canary"]
 
     def _words_of(self, worker: int) -> NDArray[np.int64]:
         first = c.WORKER_AREA + worker * c.WORKER_WORDS
         return self.control[first : first + c.WORKER_WORDS]
+
+    def _lost(self, updates: int) -> float:
+        """The share of all updates that the canary missed."""
+        if self.control[c.METHOD] != c.HOGWILD or not updates:
+            return 0.0
+        return 1 - int(self.control[c.CANARY]) / updates
 
     def _slot(self) -> int:
         return int(self.control[c.HEAD]) & c.SLOT_MASK

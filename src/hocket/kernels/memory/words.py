@@ -24,6 +24,7 @@ METHOD, WORKERS, SLOTS, PERSISTENCE, BACKOFF, BACKOFF_NS, BACKOFF_MAX_NS, HANDLI
 
 # Words that all workers write
 HEAD = 2 * LINE  # version << SLOT_BITS | slot of the current vector
+CANARY = HEAD + 1  # hogwild: every update adds 1 as it adds to the parameters, so what others wrote over is missing
 NEXT = 3 * LINE  # batches handed out
 STOP = 4 * LINE  # not 0: workers shall end
 RECOVERED = 5 * LINE  # locks taken over from a worker that died with it

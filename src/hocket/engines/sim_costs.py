@@ -1,0 +1,91 @@
+"""What things cost in virtual time: gradients, cores, collectives, a server's work."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import re
+from collections.abc import Callable
+
+from hocket.core.errors import UserError, shown
+from hocket.core.units import seconds
+
+SERVER_PASSES = 10
+"""Times that a server goes over the bytes of a message: it tempers a gradient, steps, and keeps what was read."""
+
+
+def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
+    """Draws the seconds of one full batch's gradient; None stands for what it really took."""
+    if text == "measured":
+        return lambda: None
+    if text.startswith("lognormal:"):
+        median, _, sigma = text.removeprefix("lognormal:").partition(":")
+        mean_log = math.log(max(seconds(median, "compute"), 1e-12))
+        spread = float(sigma or 0.2) if re.fullmatch(r"([0-9]*\.?[0-9]+)?", sigma) else math.inf
+        if spread > 5:
+            raise UserError(f"compute: cannot read {shown(sigma)} as a lognormal's sigma; it is a number from 0 to 5")
+        return lambda: rng.lognormvariate(mean_log, spread)
+    constant = seconds(text, "compute")
+    return lambda: constant
+
+
+def slow_groups(text: str, size: int) -> list[tuple[int, float]]:
+    """(how many, factor) for each group of slow workers in `1x3+2x1.5`."""
+    groups = []
+    for part in filter(None, text.split("+")):
+        match = re.fullmatch(r"(\d{1,9})x(\d{1,9}(?:\.\d+)?)", part, re.ASCII)
+        if not match or float(match[2]) <= 0:
+            raise UserError(
+                f"stragglers: cannot read {shown(part)}; write how many workers are how much slower, like 2x3: "
+                "two workers, each 3 times slower"
+            )
+        groups.append((int(match[1]), float(match[2])))
+    if sum(n for n, _ in groups) > size:
+        raise UserError(
+            f"stragglers={text} makes {sum(n for n, _ in groups)} workers slow, but there are {size}; "
+            "2x3 is two workers, each 3 times slower"
+        )
+    return groups
+
+
+def slowdowns(text: str, workers: int, size: int) -> list[float]:
+    """By what factor each of the ranks is slower; those behind the workers are not."""
+    slow = [1.0] * size
+    after = 1  # rank 0 comes last: it is the one that people look at
+    for count, factor in slow_groups(text, size):
+        for rank in range(after, after + count):
+            slow[rank % workers] = factor
+        after += count
+    return slow
+
+
+def collective_s(kind: str, nbytes: int, size: int, latency_s: float, byte_s: float) -> float:
+    """One priced event a collective, by the algorithms that MPI libraries choose for large vectors."""
+    if size == 1:
+        return 0.0
+    hops = math.ceil(math.log2(size))
+    share = (size - 1) / size
+    match kind:
+        case "all_reduce":  # recursive halving, then doubling (Rabenseifner)
+            return 2 * hops * latency_s + 2 * share * nbytes * byte_s
+        case "reduce_scatter" | "all_gather":
+            return hops * latency_s + share * nbytes * byte_s
+        case "broadcast":  # scatter, then all-gather
+            return 2 * hops * latency_s + 2 * share * nbytes * byte_s
+        case "barrier":
+            return hops * latency_s
+    return 0.0
+
+
+class Cores:
+    """The cores that all ranks share: what is computed waits for the first that is free, and then has it alone."""
+
+    def __init__(self, count: int) -> None:
+        self._free_s = [0.0] * count
+
+    def take(self, now_s: float, cost_s: float) -> float:
+        """When something that takes so long and is asked for now is done. To be asked in the order of time."""
+        done_s = max(now_s, self._free_s[0]) + cost_s
+        heapq.heapreplace(self._free_s, done_s)
+        return done_s
