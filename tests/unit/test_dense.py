@@ -122,7 +122,7 @@ def test_what_a_worker_keeps_lets_another_go_on() -> None:
     assert float(second.kept()["velocity"].abs().max()) > 0
 
 
-@pytest.mark.parametrize("handling", ["inverse", "exponential", "gap", "delay-compensated"])
+@pytest.mark.parametrize("handling", ["inverse", "exponential", "gap", "gap-mean", "delay-compensated"])
 def test_fresh_updates_are_not_tempered(handling: Any) -> None:
     model, kernel, _ = a_problem([7, 5, 3])
     x = model.x.detach().numpy()

@@ -271,7 +271,8 @@ class TestStaleness:
             "max1": 1 / 2,
             "exponential": math.exp(-2 / 3 * math.log(1 + 3 / 2) * 2),
             "tail": 1.0,  # the first update that rank 1 has seen
-            "gap": 1 / (2 / 0.1 + 1),  # 2 away, and the mean step has come a tenth of the way from 0 to 1
+            "gap": 1 / (2 + 1),  # 2 away, and steps are 1
+            "gap-mean": 1 / (2 + 1),
             "delay-compensated": 1 - 0.04 * 2,
         }[handling]
         assert on_sim(main, 2, **SLOW)[0] == pytest.approx(-2 - factor, rel=1e-5)

@@ -197,7 +197,7 @@ def test_a_penalty_never_changes_the_sign_of_a_weight() -> None:
     np.testing.assert_array_equal(end, expected)
 
 
-@pytest.mark.parametrize("handling", ["gap", "delay-compensated", "inverse"])
+@pytest.mark.parametrize("handling", ["gap", "gap-mean", "delay-compensated", "inverse"])
 @pytest.mark.parametrize("method", ["hogwild", "leashed"])
 def test_fresh_updates_are_not_tempered(handling: Any, method: str) -> None:
     data = some_rows(3)

@@ -10,11 +10,12 @@ import torch
 from hocket.core.staleness import Handling, Staleness
 
 G = torch.tensor([1.0, -2.0, 0.5])
+LR = 0.1
 NOW, READ = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 3.0])
 
 
 def tempered(handling: Handling, tau: int, workers: int = 3) -> torch.Tensor:
-    return Staleness(handling, workers).temper(G, tau, NOW, READ)
+    return Staleness(handling, workers, NOW).temper(G, LR, tau, NOW, READ)
 
 
 @pytest.mark.parametrize(
@@ -37,25 +38,51 @@ def test_delay_compensation() -> None:
 
 def test_tail_favours_what_is_fresh() -> None:
     """F counts half of the ties: with 3 updates of staleness 0 and one of 4, F(4) = 3.5 / 4."""
-    staleness = Staleness("tail", 3)
+    staleness = Staleness("tail", 3, NOW)
     for _ in range(3):
-        staleness.temper(G, 0, NOW, READ)
-    torch.testing.assert_close(staleness.temper(G, 4, NOW, READ), G * (1 + (1 - 2 * 3.5 / 4)))
+        staleness.temper(G, LR, 0, NOW, READ)
+    torch.testing.assert_close(staleness.temper(G, LR, 4, NOW, READ), G * (1 + (1 - 2 * 3.5 / 4)))
     staleness.histogram[4] -= 1
-    torch.testing.assert_close(staleness.temper(G, 0, NOW, READ), G)
+    torch.testing.assert_close(staleness.temper(G, LR, 0, NOW, READ), G)
     staleness.histogram[4] += 4
-    torch.testing.assert_close(staleness.temper(G, 0, NOW, READ), G * (1 + (1 - 2 * 2.5 / 9)))
+    torch.testing.assert_close(staleness.temper(G, LR, 0, NOW, READ), G * (1 + (1 - 2 * 2.5 / 9)))
 
 
 def test_gap_divides_where_the_parameters_moved() -> None:
-    """gap = (1, 0, 2), mean 1, tau 2: C starts at 0.1 * 0.5."""
-    torch.testing.assert_close(tempered("gap", 2), G / (torch.tensor([1.0, 0.0, 2.0]) / 0.05 + 1))
-    fresh = Staleness("gap", 3).temper(G, 0, NOW, NOW)
-    torch.testing.assert_close(fresh, G)
+    """By the gap over the step that a parameter usually takes: at first that of this very gradient."""
+    gap = (NOW - READ).abs()
+    torch.testing.assert_close(tempered("gap", 2), G / (gap / (LR * G.abs()) + 1))
+    torch.testing.assert_close(tempered("gap-mean", 2), G / (gap / (LR * (G * G).mean().sqrt()) + 1))
+
+
+@pytest.mark.parametrize("handling", ["gap", "gap-mean"])
+def test_the_gap_counts_not_the_updates_that_made_it(handling: Handling) -> None:
+    """Parameters that have not moved divide by 1 after any number of updates, and tau itself plays no part."""
+    staleness = Staleness(handling, 3, NOW)
+    for tau in (0, 3, 31):
+        torch.testing.assert_close(staleness.temper(G, LR, tau, NOW, NOW), G)
+        torch.testing.assert_close(tempered(handling, tau), tempered(handling, 1))
+
+
+def test_the_usual_step_is_the_largest_rate_times_the_rms_of_gradients() -> None:
+    """Each parameter's own, before any tempering, and unbiased from the first gradient on."""
+    staleness = Staleness("gap", 3, NOW)
+    for scale, lr in ((1.0, 0.2), (3.0, 0.1), (2.0, 0.1)):
+        staleness.temper(scale * G, lr, 4, NOW, READ)
+    rms = G.abs() * math.sqrt((1 + 9 + 4 + 1) / 4)
+    torch.testing.assert_close(staleness.temper(G, 0.1, 4, NOW, READ), G / ((NOW - READ).abs() / (0.2 * rms) + 1))
+
+
+def test_old_gradients_are_forgotten() -> None:
+    staleness = Staleness("gap-mean", 3, NOW)
+    for scale, times in ((100.0, 10), (1.0, 20_000)):
+        for _ in range(times):
+            staleness.observe(scale * G, LR)
+    assert staleness.mean_square == pytest.approx(float((G * G).mean()), rel=1e-2)
 
 
 def test_every_update_is_counted() -> None:
-    staleness = Staleness("none", 3)
+    staleness = Staleness("none", 3, NOW)
     for tau in (0, 2, 2):
-        staleness.temper(G, tau, NOW, READ)
+        staleness.temper(G, LR, tau, NOW, READ)
     assert staleness.histogram == {0: 1, 2: 2}

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.staleness import Handling, needs_the_read
+from hocket.core.staleness import Handling, needs_the_read, needs_the_squares
 
 Method = Literal["mutex", "rwlock", "hogwild", "leashed"]
 Backoff = Literal["none", "constant", "exponential", "yield"]
@@ -62,9 +62,14 @@ class Sharing:
         return self.workers if needed else 0
 
     @property
+    def squares(self) -> int:
+        """Rows that hold the mean squares of a worker's gradients, where the handling of staleness needs them."""
+        return self.workers if needs_the_squares(self.handling) else 0
+
+    @property
     def rows(self) -> int:
         """All rows."""
-        return self.slots + self.copies
+        return self.slots + self.copies + self.squares
 
     @property
     def vectors(self) -> int:

@@ -10,20 +10,28 @@ import math
 from collections import Counter
 from typing import Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from hocket.core.state import State
 
-Handling = Literal["none", "inverse", "max1", "exponential", "tail", "gap", "delay-compensated"]
+Handling = Literal["none", "inverse", "max1", "exponential", "tail", "gap", "gap-mean", "delay-compensated"]
 Number = TypeVar("Number", float, Tensor)
 
 SMALLEST_STEP = 1e-12
-"""The mean step is taken to be this long at least: nothing has moved yet where it is shorter."""
+"""The usual step is taken to be this long at least: a parameter that has no gradient has none."""
+REMEMBERED = 1000
+"""Gradients over which the mean of their squares runs, once there are so many."""
 
 
 def needs_the_read(handling: Handling) -> bool:
     """Whether a rule must know the parameters that were read."""
-    return handling in ("gap", "delay-compensated")
+    return handling in ("gap", "gap-mean", "delay-compensated")
+
+
+def needs_the_squares(handling: Handling) -> bool:
+    """Whether a rule must know each parameter's mean squared gradient."""
+    return handling == "gap"
 
 
 def inverse(g: Number, tau: int) -> Number:
@@ -50,16 +58,26 @@ def tail(g: Number, below: float) -> Number:
     return g * (2 - 2 * below)
 
 
-def gap_aware(g: Number, gap: Number, mean_step: float) -> Number:
-    """Gap-aware SGD (Barkai 2020): g / (gap / C + 1), where gap is |now - read| and C the mean step."""
-    steps = gap / mean_step
+def gap_aware(g: Number, gap: Number, step: Number) -> Number:
+    """Gap-aware SGD (Barkai 2020): g / (gap / C + 1), where gap is |now - read| and C the usual step."""
+    steps = gap / step
     steps += 1
     return g / steps
 
 
-def mean_step_after(mean_step: float, mean_gap: float, tau: int) -> float:
-    """Gap-aware SGD's C, a running mean of how far one update moves a parameter, after a gap of tau > 0 updates."""
-    return mean_step + 0.1 * (mean_gap / tau - mean_step)
+def usual_step(mean_square: Number, lr: float) -> Number:
+    """Gap-aware SGD's C, how far one update usually moves a parameter: the largest rate times the RMS of gradients."""
+    return lr * mean_square**0.5 + SMALLEST_STEP
+
+
+def newest_share(seen: int) -> float:
+    """What the newest of so many gradients counts in their running mean, which so is unbiased from the first on."""
+    return max(1 / seen, 1 / REMEMBERED)
+
+
+def nearer(mean: Number, value: Number, share: float) -> Number:
+    """A running mean with one value more."""
+    return mean + share * (value - mean)
 
 
 def delay_compensated(g: Number, now: Number, read: Number) -> Number:
@@ -74,25 +92,43 @@ class Staleness(State):
     The staleness tau of an update is the number of updates applied to the parameters between the read that its
     gradient was computed at and its own application. The observer is who applies updates: a server, for those of all
     its workers, or in shared memory each worker, for its own alone, as counters that all of them write would slow
-    them down. `tail` and `gap` go by what their observer has seen.
+    them down. `tail`, `gap` and `gap-mean` go by what their observer has seen.
     """
 
     histogram: Counter[int]
-    mean_step: float
+    seen: int
+    """Gradients."""
+    mean_square: Tensor
+    """Of gradients: each parameter's, or one for all."""
+    largest_lr: float
 
-    def __init__(self, handling: Handling, workers: int, histogram: Counter[int] | None = None) -> None:
-        super().__init__(histogram=Counter() if histogram is None else histogram, mean_step=0.0)
+    def __init__(self, handling: Handling, workers: int, x: Tensor, histogram: Counter[int] | None = None) -> None:
+        super().__init__(
+            histogram=Counter() if histogram is None else histogram,
+            seen=0,
+            mean_square=torch.zeros_like(x) if needs_the_squares(handling) else x.new_zeros(()),
+            largest_lr=0.0,
+        )
         self._handling, self._workers = handling, workers
 
     def needs_the_read(self) -> bool:
         """Whether `temper` must know the parameters that were read."""
         return needs_the_read(self._handling)
 
-    def temper(self, g: Tensor, tau: int, now: Tensor, read: Tensor | None) -> Tensor:
-        """Count an update; the gradient to apply in place of `g`."""
+    def temper(self, g: Tensor, lr: float, tau: int, now: Tensor, read: Tensor | None) -> Tensor:
+        """Count an update; the gradient to apply in place of `g`, at the rate `lr`."""
+        self.observe(g, lr)
         tempered = self.attempt(g, tau, now, read)
         self.histogram[tau] += 1
         return tempered
+
+    def observe(self, g: Tensor, lr: float) -> None:
+        """Look at a gradient before it is tempered."""
+        if self._handling in ("gap", "gap-mean"):
+            self.seen += 1
+            self.largest_lr = max(self.largest_lr, lr)
+            square = g * g if self._handling == "gap" else (g * g).mean()
+            self.mean_square.copy_(nearer(self.mean_square, square, newest_share(self.seen)))
 
     def attempt(self, g: Tensor, tau: int, now: Tensor, read: Tensor | None) -> Tensor:
         """The gradient to apply in place of `g`, in an update that may still fail and is not counted."""
@@ -105,12 +141,9 @@ class Staleness(State):
                 return exponential(g, tau, self._workers)
             case "tail":
                 return tail(g, self._share_below(tau))
-            case "gap":
+            case "gap" | "gap-mean":
                 assert read is not None
-                gap = (now - read).abs_()
-                if tau:
-                    self.mean_step = mean_step_after(self.mean_step, float(gap.mean()), tau)
-                return gap_aware(g, gap, max(self.mean_step, SMALLEST_STEP))
+                return gap_aware(g, (now - read).abs_(), usual_step(self.mean_square, self.largest_lr))
             case "delay-compensated":
                 assert read is not None
                 return delay_compensated(g, now, read)

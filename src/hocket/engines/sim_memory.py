@@ -100,7 +100,7 @@ class SimulatedMemory:
         self.world, self.sharing = world, sharing
         self.current, self.version = x.clone(), 0
         self.lock = SimLock(world, sharing)
-        self.staleness = [Staleness(sharing.handling, sharing.workers) for _ in range(sharing.workers)]
+        self.staleness = [Staleness(sharing.handling, sharing.workers, x) for _ in range(sharing.workers)]
         """As each worker sees it."""
         self.tries: Counter[int] = Counter()
         self.dropped, self.lock_wait_s = 0, [0.0] * sharing.workers
@@ -214,6 +214,7 @@ class SimulatedVector:
 
     def _do_publish(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
+        self._staleness.observe(g, lr)
         match m.sharing.method:
             case "mutex" | "rwlock":
                 m.lock_wait_s[self._worker] += m.lock.take(self._rank, exclusive=True)
@@ -286,7 +287,9 @@ class SimulatedVector:
         own = {
             "read_version": self._read_version,
             "staleness": Counter(self._staleness.histogram),
-            "mean_step": self._staleness.mean_step,
+            "seen": self._staleness.seen,
+            "mean_square": self._staleness.mean_square.clone(),
+            "largest_lr": self._staleness.largest_lr,
             "held": list(self.memory.held.get(self._worker, [])),
         }
         if self._read is not None:
@@ -295,7 +298,8 @@ class SimulatedVector:
 
     def load_state(self, saved: dict[str, Any]) -> None:
         self._read_version, self._read = saved["read_version"], saved.get("read")
-        refill(self._staleness, {"histogram": saved["staleness"], "mean_step": saved["mean_step"]})
+        names = ("seen", "mean_square", "largest_lr")
+        refill(self._staleness, {"histogram": saved["staleness"]} | {name: saved[name] for name in names})
         self.memory.held[self._worker] = list(saved["held"])
         if self._worker == 0:
             self.memory.load_state(saved["common"])

@@ -63,7 +63,7 @@ class Elastic(Strategy):
         alpha = self.beta / s.workers
         turns = s.keep("turns", list(range(s.workers)))  # who was last at the centre comes last
         replicas: dict[int, Tensor] = s.keep("replicas", {})
-        staleness = s.keep("handling", Staleness(self.stale, s.workers, s.staleness))
+        staleness = s.keep("handling", Staleness(self.stale, s.workers, s.x, s.staleness))
         seen = s.keep("seen", [0] * s.workers)  # the version of the centre when a worker was last there
         centres: dict[int, Tensor] = s.keep("centres", {})  # and the centre itself
         for worker, msg in s.requests():
@@ -74,7 +74,7 @@ class Elastic(Strategy):
                 if turn not in replicas:
                     break
                 tau = s.version - seen[turn]
-                d = staleness.temper(alpha * (replicas.pop(turn) - s.x), tau, s.x, centres.get(turn, s.x))
+                d = staleness.temper(alpha * (replicas.pop(turn) - s.x), 1.0, tau, s.x, centres.get(turn, s.x))
                 s.comm.isend(turn, Message("pull", (), (Lossy(d, f"pull/{turn}"),)))  # x_i <- x_i - d
                 s.x += d
                 s.version += 1

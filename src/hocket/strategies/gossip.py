@@ -85,7 +85,7 @@ class Gossip(Strategy):
         """
         near = [j for j in neighbours(self.graph, w.size, w.rank) if (j + w.rank) % 2]
         asks = w.rank % 2 == 0
-        staleness = w.keep("handling", Staleness(self.stale, w.size))
+        staleness = w.keep("handling", Staleness(self.stale, w.size, w.x))
         # Neighbours that have no question of ours; that may still send
         idle, talking = w.keep("idle", set(near)), w.keep("talking", set(near))
 
@@ -119,7 +119,7 @@ class Gossip(Strategy):
                 j = sorted(idle)[int(torch.randint(len(idle), (1,), generator=w.rng))]
                 idle.discard(j)
                 w.comm.isend(j, model_of(w))
-            g.vector.copy_(staleness.temper(g.vector, averages, w.x, read))
+            g.vector.copy_(staleness.temper(g.vector, w.lr, averages, w.x, read))
             w.descend(g, averages)
         if asks:
             while idle < set(near):

@@ -9,9 +9,9 @@ import numpy as np
 from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.gather import CompiledVector
-from hocket.kernels.memory.tempering import delay_compensated, factor, gap_aware, mean_step
+from hocket.kernels.memory.tempering import delay_compensated, factor, gap_aware, observe_square, usual_step
 from hocket.kernels.memory.updates import close_write, open_write, staleness
-from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, NO_ROW, RETRY
+from hocket.kernels.memory.words import BROKEN, DELAY_COMPENSATED, GAP, HANDLING, NO_ROW, RETRY
 
 
 class Touched(NamedTuple):
@@ -36,6 +36,9 @@ class Touched(NamedTuple):
 def scatter(vector: CompiledVector, dim: int, touched: Touched, count: int, lr: float) -> int:
     """Descend by lr times the first `count` elements, tempered by their staleness: APPLIED, DROPPED or BROKEN."""
     control, rows, worker = vector
+    if GAP <= control[HANDLING] < DELAY_COMPENSATED:
+        # For GAP too: the mean of each coordinate would be a pass over all of them
+        observe_square(control, worker, _mean_square(touched.g, count), lr)
     status = RETRY
     while status == RETRY:
         row = open_write(control, rows, worker, dim)
@@ -57,14 +60,18 @@ def _temper_each(control: Integers, worker: int, tau: int, x: Floats, touched: T
         share = np.float32(factor(control, worker, tau))
         for k in range(count):
             step[k] = share * g[k]
-    elif control[HANDLING] == GAP:
-        total = np.float32(0)
+    elif control[HANDLING] < DELAY_COMPENSATED:
+        usual = usual_step(control, worker)
         for k in range(count):
-            step[k] = abs(x[at[k]] - seen[k])
-            total += step[k]
-        usual = mean_step(control, worker, total / np.float32(count), tau)
-        for k in range(count):
-            step[k] = gap_aware(g[k], step[k], usual)
+            step[k] = gap_aware(g[k], abs(x[at[k]] - seen[k]), usual)
     else:
         for k in range(count):
             step[k] = delay_compensated(g[k], x[at[k]], seen[k])
+
+
+@kernel
+def _mean_square(g: Floats, count: int) -> float:
+    total = np.float32(0)
+    for k in range(count):
+        total += g[k] * g[k]
+    return total / np.float32(max(count, 1))

@@ -7,14 +7,18 @@ from numba import float32
 from numpy.typing import NDArray
 
 from hocket.core import staleness as rules
-from hocket.core.staleness import SMALLEST_STEP
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.words import (
     EXPONENTIAL,
+    GAP,
+    GAP_MEAN,
     HANDLING,
     INVERSE,
+    LARGEST_LR,
     MAX1,
-    MEAN_STEP,
+    MEAN_SQUARE,
+    SEEN,
+    SLOTS,
     STALENESS,
     STALENESS_BINS,
     TAIL,
@@ -25,12 +29,15 @@ from hocket.kernels.memory.words import (
 )
 
 Words = NDArray[np.int64]
+Rows = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 _inverse, _max1 = kernel(rules.inverse), kernel(rules.max1)
 _exponential, _tail = kernel(rules.exponential), kernel(rules.tail)
-_mean_step_after = kernel(rules.mean_step_after)
+_newest_share, _nearer = kernel(rules.newest_share), kernel(rules.nearer)
 # Loops over these are vectorised: their numbers are single, as the parameters are, and no division is checked.
 gap_aware = kernel(rules.gap_aware, fastmath={"contract"}, locals={"steps": float32}, error_model="numpy")
+usual_step_of = kernel(rules.usual_step, fastmath={"contract"})
 delay_compensated = kernel(rules.delay_compensated, fastmath={"contract"}, locals={"strength": float32})
 
 
@@ -61,9 +68,60 @@ def _share_below(control: Words, w: int, tau: int) -> float:
 
 
 @kernel
-def mean_step(control: Words, w: int, mean_gap: float, tau: int) -> np.float32:
-    """How far one update moves a parameter, as worker w sees it, with a gap that tau updates made."""
-    seen = control[WORKER_AREA + w * WORKER_WORDS + MEAN_STEP :].view(np.float64)
-    if tau:
-        seen[0] = _mean_step_after(seen[0], mean_gap, tau)
-    return np.float32(max(seen[0], SMALLEST_STEP))
+def squares_row(control: Words, w: int) -> int:
+    """The row of each parameter's mean square of worker w's gradients, for GAP."""
+    return control[SLOTS] + control[WORKERS] + w
+
+
+@kernel
+def observe(control: Words, rows: Rows, w: int, g: Vector, lr: float, dim: int) -> None:
+    """Look at a gradient before it is tempered."""
+    if control[HANDLING] == GAP:
+        share = np.float32(_seen_one(control, w, lr))
+        _square_each(rows[squares_row(control, w)], g, share, dim)
+    elif control[HANDLING] == GAP_MEAN:
+        observe_square(control, w, _mean_square(g, dim), lr)
+
+
+@kernel
+def observe_square(control: Words, w: int, square: float, lr: float) -> None:
+    """Look at a gradient of which only the mean square counts."""
+    share = _seen_one(control, w, lr)
+    own = control[WORKER_AREA + w * WORKER_WORDS :].view(np.float64)
+    own[MEAN_SQUARE] = _nearer(own[MEAN_SQUARE], square, share)
+
+
+@kernel
+def usual_step(control: Words, w: int) -> np.float32:
+    """How far one update of worker w usually moves any parameter."""
+    own = control[WORKER_AREA + w * WORKER_WORDS :].view(np.float64)
+    return np.float32(usual_step_of(own[MEAN_SQUARE], own[LARGEST_LR]))
+
+
+@kernel
+def largest_lr(control: Words, w: int) -> np.float32:
+    return np.float32(control[WORKER_AREA + w * WORKER_WORDS :].view(np.float64)[LARGEST_LR])
+
+
+@kernel
+def _seen_one(control: Words, w: int, lr: float) -> float:
+    """Count a gradient; what it counts in the running mean."""
+    words = control[WORKER_AREA + w * WORKER_WORDS :]
+    numbers = words.view(np.float64)
+    numbers[LARGEST_LR] = max(numbers[LARGEST_LR], lr)
+    words[SEEN] += 1
+    return _newest_share(words[SEEN])
+
+
+@kernel(fastmath={"contract"})
+def _square_each(squares: Vector, g: Vector, share: np.float32, dim: int) -> None:
+    for i in range(dim):
+        squares[i] = _nearer(squares[i], g[i] * g[i], share)
+
+
+@kernel(fastmath={"reassoc", "contract"})  # so that the sum can be vectorised
+def _mean_square(g: Vector, dim: int) -> np.float32:
+    total = np.float32(0.0)
+    for i in range(dim):
+        total += g[i] * g[i]
+    return total / np.float32(dim)

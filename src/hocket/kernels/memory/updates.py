@@ -5,7 +5,7 @@
 - hogwild (Niu et al. 2011): row 0, read and written by all at once;
 - leashed: the slots of `hocket.kernels.memory.leashed`.
 Hogwild and leashed too have a copy for each worker, behind the others, where the handling of staleness must know the
-parameters that were read.
+parameters that were read. Behind these, where it must, is each worker's row of mean squared gradients.
 
 A dense update is `acquire`, a gradient at that row, `publish`. A sparse one is `open_read`, a few elements,
 `close_read`, then `open_write`, a few elements, `close_write`, and again from `open_write` on RETRY. Where these give
@@ -21,7 +21,16 @@ from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, sched_yield
 from hocket.kernels.memory.leashed import advance, claim, count_in, count_out
 from hocket.kernels.memory.locks import READING, WRITING, back_off, drop, take
-from hocket.kernels.memory.tempering import delay_compensated, factor, gap_aware, mean_step
+from hocket.kernels.memory.tempering import (
+    delay_compensated,
+    factor,
+    gap_aware,
+    largest_lr,
+    observe,
+    squares_row,
+    usual_step,
+    usual_step_of,
+)
 from hocket.kernels.memory.words import (
     APPLIED,
     ARRIVED,
@@ -33,6 +42,7 @@ from hocket.kernels.memory.words import (
     FAILED,
     FAILED_NS,
     GAP,
+    GAP_MEAN,
     HANDLING,
     HEAD,
     HOGWILD,
@@ -195,6 +205,7 @@ def publish(control: Words, rows: Rows, w: int, read_row: int, g: Vector, lr: fl
     in_place = control[METHOD] != LEASHED
     read = rows[read_row]
     release(control, w, read_row)
+    observe(control, rows, w, g, lr, dim)
     status = RETRY
     while status == RETRY:
         row = _claim_row(control, w)
@@ -205,7 +216,7 @@ def publish(control: Words, rows: Rows, w: int, read_row: int, g: Vector, lr: fl
         if in_place or control[HANDLING] >= GAP:
             if not in_place:
                 copy_vector(rows[_base_row(control, w)], x, dim)
-            _descend(control, w, x, read, g, lr, tau, dim)
+            _descend(control, rows, w, x, read, g, lr, tau, dim)
         else:  # copy and descend in one pass
             _step(rows[_base_row(control, w)], x, g, np.float32(lr * factor(control, w, tau)), dim)
         if not in_place:
@@ -276,14 +287,17 @@ def _end_tries(control: Words, w: int) -> None:
 
 
 @kernel
-def _descend(control: Words, w: int, x: Vector, read: Vector, g: Vector, lr: float, tau: int, dim: int) -> None:
+def _descend(
+    control: Words, rows: Rows, w: int, x: Vector, read: Vector, g: Vector, lr: float, tau: int, dim: int
+) -> None:
     """x -= lr * tempered g, in place."""
     handling = control[HANDLING]
     if handling < GAP:
         _step(x, x, g, np.float32(lr * factor(control, w, tau)), dim)
     elif handling == GAP:
-        mean_gap = _mean_gap(x, read, dim) if tau else np.float32(0)
-        _step_by_gap(x, read, g, np.float32(lr), mean_step(control, w, mean_gap, tau), dim)
+        _step_by_own_gap(x, read, g, np.float32(lr), rows[squares_row(control, w)], largest_lr(control, w), dim)
+    elif handling == GAP_MEAN:
+        _step_by_gap(x, read, g, np.float32(lr), usual_step(control, w), dim)
     else:
         _step_compensated(x, read, g, np.float32(lr), dim)
 
@@ -305,18 +319,18 @@ def _step(source: Vector, target: Vector, g: Vector, rate: np.float32, dim: int)
             target[i] = source[i] - rate * g[i]
 
 
-@kernel(fastmath={"reassoc", "contract"})  # so that the sum can be vectorised
-def _mean_gap(x: Vector, read: Vector, dim: int) -> np.float32:
-    total = np.float32(0.0)
+@kernel(fastmath={"contract"})
+def _step_by_gap(x: Vector, read: Vector, g: Vector, lr: np.float32, usual: np.float32, dim: int) -> None:
     for i in range(dim):
-        total += abs(x[i] - read[i])
-    return total / np.float32(dim)
+        x[i] -= lr * gap_aware(g[i], abs(x[i] - read[i]), usual)
 
 
 @kernel(fastmath={"contract"})
-def _step_by_gap(x: Vector, read: Vector, g: Vector, lr: np.float32, mean_step: np.float32, dim: int) -> None:
+def _step_by_own_gap(
+    x: Vector, read: Vector, g: Vector, lr: np.float32, squares: Vector, largest: np.float32, dim: int
+) -> None:
     for i in range(dim):
-        x[i] -= lr * gap_aware(g[i], abs(x[i] - read[i]), mean_step)
+        x[i] -= lr * gap_aware(g[i], abs(x[i] - read[i]), np.float32(usual_step_of(squares[i], largest)))
 
 
 @kernel(fastmath={"contract"})

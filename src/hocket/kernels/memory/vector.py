@@ -17,14 +17,15 @@ from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.sharing import MAX_WORKERS, Backoff, Method, Sharing, Statistics
-from hocket.core.staleness import Handling, needs_the_read
+from hocket.core.staleness import Handling, needs_the_read, needs_the_squares
 from hocket.kernels.memory import locks, updates
 from hocket.kernels.memory import words as c
 from hocket.kernels.memory.leashed import count_word
+from hocket.kernels.memory.tempering import squares_row
 
 # Options by their codes in the control words, which have the same order
 _METHODS, _BACKOFFS, _HANDLINGS = get_args(Method), get_args(Backoff), get_args(Handling)
-# Words of one worker that are saved, beside its histograms and its mean step
+# Words of one worker that are saved, beside its histograms and its numbers
 _SAVED = {
     "read_version": c.READ_VERSION,
     "updates": c.UPDATES,
@@ -33,7 +34,9 @@ _SAVED = {
     "peak": c.PEAK,
     "breaks": c.BREAKS,
     "random": c.RANDOM,
+    "seen": c.SEEN,
 }
+_SAVED_NUMBERS = {"mean_square": c.MEAN_SQUARE, "largest_lr": c.LARGEST_LR}
 _FLOATS_A_LINE = 16  # float32 in 64 bytes
 
 
@@ -190,10 +193,12 @@ class MappedVector:
     def state(self) -> dict[str, Any]:
         words = self._words_of(self.worker)
         own: dict[str, Any] = {name: int(words[at]) for name, at in _SAVED.items()}
-        own["mean_step"] = float(words.view(np.float64)[c.MEAN_STEP])
+        own |= {name: float(words.view(np.float64)[at]) for name, at in _SAVED_NUMBERS.items()}
         own["staleness"], own["tries"] = _counter(words[c.STALENESS : c.TRIES]), _counter(words[c.TRIES :])
         if needs_the_read(self.sharing.handling):
             own["read"] = torch.from_numpy(self._own_copy().copy())
+        if needs_the_squares(self.sharing.handling):
+            own["squares"] = torch.from_numpy(self._own_squares().copy())
         if self.worker == 0:
             x = torch.from_numpy(self._current().copy())
             counts = {"recovered": int(self.control[c.RECOVERED]), "canary": int(self.control[c.CANARY])}
@@ -204,13 +209,16 @@ class MappedVector:
         words = self._words_of(self.worker)
         for name, at in _SAVED.items():
             words[at] = saved[name]
-        words.view(np.float64)[c.MEAN_STEP] = saved["mean_step"]
+        for name, at in _SAVED_NUMBERS.items():
+            words.view(np.float64)[at] = saved[name]
         words[c.STALENESS :] = 0
         for first, counts in ((c.STALENESS, saved["staleness"]), (c.TRIES, saved["tries"])):
             for value, count in counts.items():
                 words[first + value] = count
         if needs_the_read(self.sharing.handling):
             self._own_copy()[:] = saved["read"].numpy()
+        if needs_the_squares(self.sharing.handling):
+            self._own_squares()[:] = saved["squares"].numpy()
         if self.worker == 0:
             common = saved["common"]
             self._current()[:] = common["x"].numpy()
@@ -236,6 +244,9 @@ class MappedVector:
 
     def _own_copy(self) -> NDArray[np.float32]:
         return self.rows[self.sharing.slots + self.worker, : self.sharing.dim]
+
+    def _own_squares(self) -> NDArray[np.float32]:
+        return self.rows[squares_row(self.control, self.worker), : self.sharing.dim]
 
     def _complaint(self, who: str) -> str:
         return (

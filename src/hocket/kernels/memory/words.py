@@ -13,7 +13,7 @@ MUTEX, RWLOCK, HOGWILD, LEASHED = range(4)
 # Ways to wait between failed attempts, in the order of `Backoff`
 BACKOFF_NONE, BACKOFF_CONSTANT, BACKOFF_EXPONENTIAL, BACKOFF_YIELD = range(4)
 # Ways to treat a stale gradient, in the order of `Handling`; those from GAP on need the parameters that were read
-NONE, INVERSE, MAX1, EXPONENTIAL, TAIL, GAP, DELAY_COMPENSATED = range(7)
+NONE, INVERSE, MAX1, EXPONENTIAL, TAIL, GAP, GAP_MEAN, DELAY_COMPENSATED = range(8)
 # What became of an update
 APPLIED, RETRY, DROPPED, BROKEN = range(4)
 # In place of a row: a lock could not be had before its deadline
@@ -49,9 +49,11 @@ WAIT_NS = 5  # for locks, and from an update's first failed CAS to its end
 PEAK = 6  # slots in use, at most, when it claimed one
 BREAKS = 7  # locks that it could not have before the deadline
 RANDOM = 8  # state of its generator, for jitter
-MEAN_STEP = 9  # a float64: how far one update moves a parameter
+MEAN_SQUARE = 9  # a float64: of its gradients, over all parameters
 TIMESPEC = 10  # two words of scratch for an absolute time
 FAILED_NS = 12  # when its current update failed first
+SEEN = 13  # gradients that it has looked at
+LARGEST_LR = 14  # a float64
 STALENESS = 2 * LINE  # histogram
 TRIES = STALENESS + STALENESS_BINS  # histogram
 WORKER_WORDS = TRIES + TRIES_BINS
