@@ -67,10 +67,12 @@ class Course:
             self.rank.tell("note", {"line": line}, b"")
         with clock.paused():
             self.ledger.initial_loss = self.judge.initial_loss()
-            session.group.barrier()
-        # After the barrier, since ranks that are threads share torch's generator
+            ready = torch.tensor([session.comm.common(clock.now())], dtype=torch.float64)
+            session.group.all_reduce(ready, "max")
+        # After all are ready, since ranks that are threads share torch's generator
         torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
-        self.began_s = session.trace.origin_s = clock.now()
+        now = clock.now()  # from where all were ready, whenever this rank came to run again
+        self.began_s = session.trace.origin_s = now - max(session.comm.common(now) - float(ready), 0.0)
         self._real = RealClock()
         self._saved_at_s = self._real.now()
         session.start()

@@ -70,7 +70,7 @@ class Metered(Forwarding):
         self._status.operation, self._status.since = "compute", now
         return now - began
 
-    def _common(self, at: float) -> float:
+    def common(self, at: float) -> float:
         """A moment on the clock of all ranks."""
         return self._clock.common(at) - self.ahead_s
 
@@ -78,13 +78,13 @@ class Metered(Forwarding):
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         began = self._begin(f"send(to={to})")
-        msg = msg.posted(self._common(began))
+        msg = msg.posted(self.common(began))
         self.inner.send(to, msg, tag)
         self._sent(began, to, msg)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         began = self._begin(f"isend(to={to})")
-        msg = msg.posted(self._common(began))
+        msg = msg.posted(self.common(began))
         request = self.inner.isend(to, msg, tag)
         self._sent(began, to, msg)
         return Deferred(partial(self._see_off, request, to))
@@ -110,7 +110,7 @@ class Metered(Forwarding):
             return sender, msg
         finally:
             took = self._end(began)
-            self.totals.blocked(took, posted - self._common(began))
+            self.totals.blocked(took, posted - self.common(began))
             self._trace.add("recv", began, began + took, bytes=0, **about)
 
     # Collectives
@@ -118,7 +118,7 @@ class Metered(Forwarding):
     def _end_collective(self, operation: str, began: float, nbytes: int) -> None:
         took = self._end(began)
         self._count(operation, began, took, nbytes)
-        entered = self._common(began)
+        entered = self.common(began)
         self._keep(entered, entered, took)
 
     def _count(self, operation: str, began: float, took: float, nbytes: int) -> None:
@@ -159,7 +159,7 @@ class Metered(Forwarding):
         posted = self._begin("all_reduce")
         request = self.inner.iall_reduce(x, op)
         self.totals.sending_s += self._end(posted)
-        self._keep(self._common(posted), 0.0, 0.0)
+        self._keep(self.common(posted), 0.0, 0.0)
         block, at = self._blocks, len(self._met)
 
         def finish() -> None:
@@ -168,7 +168,7 @@ class Metered(Forwarding):
             took = self._end(began)
             self._count("all_reduce", began, took, ring_bytes(x.numel(), x.element_size(), self.size, self.rank))
             if block == self._blocks:
-                self._met[at - 2], self._met[at - 1] = self._common(began), took
+                self._met[at - 2], self._met[at - 1] = self.common(began), took
             else:  # the ranks have compared in between, so all had entered
                 self.totals.transferring_s += took
 
