@@ -63,6 +63,7 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "allreduce", "--tune", "algorithm=ring..native"], "are no numbers"),
         (["-s", "allreduce", "--tune", "momentum", "--optimizer", "adam"], "adam takes no momentum"),
         (["-s", "allreduce", "--tune", "lr", "--budget", "0"], "--budget must be"),
+        (["-s", "allreduce", "--budget", "3"], "--budget is what tuning may cost"),
     ],
 )
 def test_refused(
