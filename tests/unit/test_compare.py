@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hocket.app import cli
-from hocket.run.spec import read_toml
+from hocket.run.spec import read_toml, settings
 from hocket.strategies import strategy
 
 
@@ -75,6 +75,11 @@ def test_refused(
     assert fragment in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_every_setting_of_train_is_one_of_compare_and_of_tune() -> None:
+    assert set(settings("train")) - {"strategy", "workers"} == set(settings("compare"))
+    assert set(settings("train")) == set(settings("tune"))
 
 
 OWN = """
