@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hocket.app import cli
-from hocket.run.spec import read_toml
+from hocket.run.spec import read_toml, settings
 from hocket.strategies import strategy
 
 
@@ -63,6 +63,7 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "allreduce", "--tune", "algorithm=ring..native"], "are no numbers"),
         (["-s", "allreduce", "--tune", "momentum", "--optimizer", "adam"], "adam takes no momentum"),
         (["-s", "allreduce", "--tune", "lr", "--budget", "0"], "--budget must be"),
+        (["-s", "allreduce", "--budget", "3"], "--budget is what tuning may cost"),
     ],
 )
 def test_refused(
@@ -74,6 +75,11 @@ def test_refused(
     assert fragment in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_every_setting_of_train_is_one_of_compare_and_of_tune() -> None:
+    assert set(settings("train")) - {"strategy", "workers"} == set(settings("compare"))
+    assert set(settings("train")) == set(settings("tune"))
 
 
 OWN = """

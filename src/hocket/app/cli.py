@@ -236,6 +236,8 @@ def compare(
     from hocket.lab.tune import BUDGET
     from hocket.run.place import new_folder
 
+    if budget is not None and not tune:
+        raise UserError("--budget is what tuning may cost; say with --tune what is tuned, or leave it out")
     try:
         counts = [int(word) for word in workers.split(",")]
     except ValueError:
@@ -278,7 +280,7 @@ def tune(
     from hocket.app.options import as_command
     from hocket.lab import tables
     from hocket.lab.axes import applied, described
-    from hocket.lab.tune import BUDGET, plan
+    from hocket.lab.tune import BUDGET, DIVERGED, plan
     from hocket.run.place import new_folder
 
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
@@ -291,6 +293,9 @@ def tune(
         print(json.dumps(record))
         return
     _show(tables.tuned(tuning))
+    if not tuning.best:
+        _say(DIVERGED)
+        raise typer.Exit(1)
     print(f"Best: {described(tuning.best)}{tuning.beyond()}, after {tables.cost(tuning)} of tuning. Train with it:")
     print(as_command(applied(asked, tuning.best)), f"record: {out}", sep="\n")
 

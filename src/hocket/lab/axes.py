@@ -123,7 +123,7 @@ def _values(wish: Wish, training: Training) -> list[Any]:
         values = [convert(part.strip(), kind, what) for part in wish.given.split(",")]
     values = list(dict.fromkeys(values))
     if len(values) > MOST_VALUES:
-        raise UserError(f"{what}: {len(values)} values are too many; give {MOST_VALUES} or fewer, or a shorter range")
+        raise UserError(f"{what}: more than {MOST_VALUES} values are too many; give fewer, or a shorter range")
     if len(values) < 2:
         raise UserError(f"{what}: there must be two values or more; write {wish.name}=A,B or {wish.name}=A..B")
     return values
@@ -172,7 +172,7 @@ def _range(name: str, low: Any, high: Any, what: str) -> list[Any]:
     if low <= 0:
         raise UserError(f"{what}: the range is logarithmic and must begin above 0, got {low:g}")
     values, step = [low], 0
-    while values[-1] < high:
+    while values[-1] < high and len(values) <= MOST_VALUES:
         step += 1
         factor = 2**step if isinstance(low, int) else _DECADE[step % 3] * 10.0 ** (step // 3)
         values.append(min(_rounded(low * factor, type(low)), high))

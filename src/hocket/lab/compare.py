@@ -186,10 +186,12 @@ def _settle(rows: Sequence[Row], own: Task | None) -> None:
     driver = rows[0].spec.driver
     if driver == "auto":
         driver = "compiled" if all(_compiles(row.spec, own) for row in rows) else "pytorch"
-    needs = frozenset().union(*(strategy.make(row.strategy).needs for row in rows))
-    best, _ = best_engine(needs, compiled=driver == "compiled", named=bool(rows[0].spec.task))
+    engine = rows[0].spec.engine
+    if engine is None:
+        needs = frozenset().union(*(strategy.make(row.strategy).needs for row in rows))
+        engine, _ = best_engine(needs, compiled=driver == "compiled", named=bool(rows[0].spec.task))
     for row in rows:
-        row.spec = dataclasses.replace(row.spec, driver=driver, engine=row.spec.engine or best)
+        row.spec = dataclasses.replace(row.spec, driver=driver, engine=engine)
 
 
 def _compiles(spec: RunSpec, own: Task | None) -> bool:

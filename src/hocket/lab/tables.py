@@ -84,7 +84,7 @@ def _advantage(best: Row, other: Row, role: str = "") -> str:
 def tuned(tuning: Tuning) -> Table:
     """The candidates, the best first."""
     result = tuning.ranking[0].runs.results[0]
-    names = [*tuning.best, "rung", "epochs", "runs"]
+    names = [*tuning.grid[0], "rung", "epochs", "runs"]
     if result.target is not None:
         names += [f"s to {result.target:g}", "reached"]
     found = _table([*names, f"test {result.metric}", "verdict"])

@@ -25,6 +25,7 @@ BUDGET = 8.0
 """What tuning may spend on a strategy, in trainings of full length."""
 SEEDS_BEGIN = 1000
 """So far behind the seed of a run are those that it is tuned on."""
+DIVERGED = "every candidate diverged; give --tune lower values"
 
 
 def plan(spec: RunSpec, texts: Sequence[str], budget: float, own: Task | None = None) -> Tuning:
@@ -114,8 +115,8 @@ class Tuning:
 
     @property
     def best(self) -> Values:
-        """Empty before anything was tried."""
-        return self.ranking[0].values if self.trials else {}
+        """Empty before anything was tried, and where all that was tried diverged."""
+        return next((c.values for c in self.ranking if not c.runs.diverged), {})
 
     @property
     def samples(self) -> int:
@@ -148,17 +149,14 @@ class Tuning:
             self.trials += [self._try(values, number, rung, display) for values in alive]
             alive = [c.values for c in self.ranking if c.rung == number and not c.runs.diverged]
             if not alive:
-                tried = self.ranking[0].values
-                raise UserError(
-                    f"tuning {who}: every candidate diverged, {described(tried)} too; give --tune lower values"
-                )
-        display.note(f"tuned {who}: {described(self.best)}{self.beyond()}")
+                break
+        display.note(f"tuned {who}: {described(self.best) + self.beyond() if self.best else DIVERGED}")
 
     def beyond(self) -> str:
         """A word of warning where the best learning rate is the last one that was tried."""
         tried = sorted({values["lr"] for values in self.grid if "lr" in values})
-        if tried and self.best["lr"] in (tried[0], tried[-1]):
-            return f" (no {'lower' if self.best['lr'] == tried[0] else 'higher'} lr was tried)"
+        if tried and (best := self.best.get("lr")) in (tried[0], tried[-1]):
+            return f" (no {'lower' if best == tried[0] else 'higher'} lr was tried)"
         return ""
 
     def _try(self, values: Values, number: int, rung: Rung, display: Display) -> Candidate:
