@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,19 @@ from hocket.strategies import strategy
 DELAY_S = 0.3
 FOUND = pytest.approx(DELAY_S, rel=0.1)
 NOTHING = pytest.approx(0.0, abs=0.1 * DELAY_S)
+
+
+def undisturbed(check: Callable[..., None]) -> Callable[..., None]:
+    """Repeat a check of real time, which other processes on the machine may disturb: it must hold once in five."""
+
+    @functools.wraps(check)
+    def repeated(*args: Any, **kwargs: Any) -> None:
+        for _ in range(4):
+            with suppress(AssertionError):
+                return check(*args, **kwargs)
+        check(*args, **kwargs)
+
+    return repeated
 
 
 class Slow(Forwarding):
@@ -75,6 +90,7 @@ def split(main: Callable[[Metered], None], network: Callable[..., Any] = Forward
 
 
 class TestRealTime:
+    @undisturbed
     def test_a_late_sender(self) -> None:
         def main(comm: Metered) -> None:
             if comm.rank:
@@ -86,6 +102,7 @@ class TestRealTime:
         assert split(main) == [(0.0, NOTHING, FOUND), (NOTHING, 0.0, 0.0)]
 
     @pytest.mark.parametrize("sender", [0, 1])
+    @undisturbed
     def test_a_slow_way(self, sender: int) -> None:
         """To hand a message over takes its time, and so does to take it in."""
 
@@ -100,6 +117,7 @@ class TestRealTime:
         assert found[sender] == (FOUND, 0.0, 0.0)
         assert found[1 - sender] == (0.0, FOUND, NOTHING)
 
+    @undisturbed
     def test_a_late_rank_in_a_collective(self) -> None:
         def main(comm: Metered) -> None:
             time.sleep(DELAY_S * comm.rank)
@@ -108,6 +126,7 @@ class TestRealTime:
         assert split(main) == [(0.0, NOTHING, FOUND), (0.0, NOTHING, NOTHING)]
 
     @pytest.mark.parametrize("start", ["all_reduce", "iall_reduce"])
+    @undisturbed
     def test_a_slow_collective_with_a_late_rank(self, start: str) -> None:
         def main(comm: Metered) -> None:
             time.sleep(DELAY_S * comm.rank)
@@ -117,6 +136,7 @@ class TestRealTime:
 
         assert split(main, Slow) == [(NOTHING, FOUND, FOUND), (NOTHING, FOUND, NOTHING)]
 
+    @undisturbed
     def test_looking_for_messages_that_do_not_come(self) -> None:
         def main(comm: Metered) -> None:
             for _ in range(3):
@@ -128,6 +148,7 @@ class TestRealTime:
 
 class TestLocks:
     @pytest.mark.parametrize("method", ["mutex", "rwlock"])
+    @undisturbed
     def test_a_lock_that_another_holds(self, method: Any) -> None:
         holder = MappedVector.create(Sharing(method, 10, 2), torch.zeros(10))
         waiter = holder.seen_by(1)
@@ -138,6 +159,7 @@ class TestLocks:
             waiter.read(torch.empty(10))
         assert (holder.lock_wait_s(), waiter.lock_wait_s()) == (0.0, FOUND)
 
+    @undisturbed
     def test_an_attempt_that_another_overtook(self) -> None:
         """From the first failure on; what an update takes that does not fail is its own."""
         vector = MappedVector.create(Sharing("leashed", 10, 2), torch.zeros(10))
@@ -177,6 +199,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class TestRuns:
+    @undisturbed
     def test_the_five_add_up_to_the_wall_time(self, late: str) -> None:
         result = tiny.fit(tiny.task(24), workers=2, batch=2, strategy=late)
         assert result.steps == 6
@@ -197,6 +220,7 @@ class TestRuns:
             assert (steps + 1) * (0.001 + vector_s) < worker[part] < (steps + 1) * (0.0015 + vector_s)
         assert worker["locks"] == worker["sending"] == 0
 
+    @undisturbed
     def test_to_put_the_pool_away_is_not_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
         closed: list[LocalCounter] = []
 
@@ -221,6 +245,7 @@ class TestRuns:
 
 
 class TestHosts:
+    @undisturbed
     def test_clocks_of_two_hosts_are_compared_by_messages(self) -> None:
         def body(rank: Rank) -> tuple[float, float]:
             common, me = rank.clock.common, rank.comm.rank
