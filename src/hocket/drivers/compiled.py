@@ -68,7 +68,7 @@ class CompiledWorkers:
         status.operation = "compute"
         with self._kernel.running():
             session.begin(course.gradients.replica)
-            session.work(optimizer, optim.step_of(optimizer))
+            session.work(optimizer, optim.step_of(optimizer), course.plan.batch)
             shared = session.worker.shared
             assert isinstance(shared, MappedVector), "compiled workers run in real memory"
             self._shared = shared

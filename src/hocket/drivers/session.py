@@ -65,12 +65,14 @@ class Session:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             self.rank.comm.barrier()
 
-    def work(self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object]) -> Worker:
-        """Make the worker; `start` follows."""
+    def work(
+        self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object], batch: int | None = None
+    ) -> Worker:
+        """Make the worker; `start` follows. `batch` is a full one's samples, where that is known."""
         self.optimizer = optimizer
         self.worker = worker = Worker(
             self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
-            self.world, self._kept, self._served,
+            self.world, self._kept, self._served, batch,
         )  # fmt: skip
         sharing = self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:
