@@ -38,7 +38,7 @@ def test_a_step_waits_for_all_after_a_pause() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(x)], lr=1.0)
 
     def push(value: float) -> Message:
-        return Message("push", (0, 1, 2, 1), (torch.tensor([value]), hyperparameters(optimizer)))
+        return Message("push", (0, 1, 1), (torch.tensor([value]), hyperparameters(optimizer)))
 
     steps: list[float] = []
     words = [

@@ -174,7 +174,11 @@ def test_each_of_a_workers_own_numbers_comes_back() -> None:
     saved = MappedVector.create(sharing, gradient(-1)).seen_by(1).state()
     assert {"random", "wait_ns", "dropped", "breaks", "peak", "updates", "read_version", "seen"} <= saved.keys()
     numbers = {name: 100 + i for i, (name, value) in enumerate(saved.items()) if isinstance(value, int)}
-    changed = saved | numbers | {"mean_square": 0.25, "largest_lr": 0.5, "staleness": Counter({2: 3}), "tries": Counter({0: 7})}
+    changed = (
+        saved
+        | numbers
+        | {"mean_square": 0.25, "largest_lr": 0.5, "staleness": Counter({2: 3}), "tries": Counter({0: 7})}
+    )
     fresh = MappedVector.create(sharing, gradient(-1)).seen_by(1)
     fresh.load_state(changed)
     assert fresh.state() == changed != saved

@@ -72,9 +72,17 @@ class Server:
         """Give a name to what outlives a request; see `Worker.keep`."""
         return self._kept.keep(name, value)
 
-    def descend(self, g: Tensor, hyperparameters: Tensor) -> None:
-        """One step of the optimizer along `g`, at the rate that the worker who found it had."""
+    def tune(self, hyperparameters: Tensor) -> None:
+        """Take over the rate, momentum and so on that a worker had when it found its gradient."""
         set_hyperparameters(self._optimizer, hyperparameters)
+
+    @property
+    def reach(self) -> float:
+        """How far a gradient of 1 moves a parameter in the end: the rate, and what momentum makes of it."""
+        return max(float(group["lr"] / (1 - group.get("momentum", 0.0))) for group in self._optimizer.param_groups)
+
+    def descend(self, g: Tensor) -> None:
+        """One step of the optimizer along `g`."""
         self._gradient.copy_(g)
         self._optimizer_step()
         self.version += 1
@@ -127,11 +135,24 @@ def parts(vector: Tensor, servers: int) -> Sequence[Tensor]:
     return vector.tensor_split(servers)
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer) -> Tensor:
-    """All numbers that a scheduler may change, in a fixed order."""
+def hyperparameters(optimizer: torch.optim.Optimizer, momentum_elsewhere: bool = False) -> Tensor:
+    """All numbers that a scheduler may change, in a fixed order.
+
+    Where the momentum is held elsewhere, they are those of steps along a running mean of gradients that go as far.
+    """
     groups, names = optimizer.param_groups, sorted(optimizer.defaults)  # schedulers put more into a group
+    if momentum_elsewhere:
+        groups = [_without_momentum(group) for group in groups]
     found = [number for group in groups for name in names for number in _numbers(group[name])]
     return torch.tensor(found, dtype=torch.float64)
+
+
+def _without_momentum(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings whose single steps go as far as those of a group that adds up what momentum leaves of the last."""
+    if not group.get("momentum"):
+        return group
+    further = (1 - group.get("dampening", 0.0)) / (1 - group["momentum"])
+    return group | {"lr": group["lr"] * further, "momentum": 0.0}
 
 
 def set_hyperparameters(optimizer: torch.optim.Optimizer, values: Tensor) -> None:

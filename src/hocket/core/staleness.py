@@ -67,7 +67,8 @@ def gap_aware(g: Number, gap: Number, step: Number) -> Number:
 
 def usual_step(mean_square: Number, lr: float) -> Number:
     """Gap-aware SGD's C, how far one update usually moves a parameter: the largest rate times the RMS of gradients."""
-    return lr * mean_square**0.5 + SMALLEST_STEP
+    rms: Number = mean_square**0.5
+    return lr * rms + SMALLEST_STEP
 
 
 def newest_share(seen: int) -> float:

@@ -70,6 +70,13 @@ class Strategy(ABC):
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
 
+    def step_scale(self, workers: int) -> float:
+        """How far one sample moves the model that the run returns, over how far it does in a serial run.
+
+        At one learning rate and batch, without tempering. Strategies that average have 1 / workers.
+        """
+        return 1 / workers
+
     @abstractmethod
     def worker(self, w: Worker) -> Steps:
         """One worker's life, as the paper's pseudocode has it.
@@ -99,6 +106,7 @@ class Worker:
         world: Comm | None = None,
         kept: Kept | None = None,
         served: Callable[[], Tensor] | None = None,
+        batch: int | None = None,
     ) -> None:
         self.comm, self.clock = comm, clock
         self.world = world or comm
@@ -117,6 +125,7 @@ class Worker:
         """Draws the same on every worker, for what all must agree on without asking."""
         self.on_part: Callable[[Part], None] | None = None
         """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
+        self._batch = batch
         self._kept = kept or Kept()
         self._served = served
         self._shared: SharedVector | None = None
@@ -154,9 +163,21 @@ class Worker:
         """The learning rate of this step."""
         return max(float(group["lr"]) for group in self._optimizer.param_groups)
 
-    def hyperparameters(self) -> Tensor:
+    @property
+    def momentum(self) -> float:
+        """The optimizer's, at this step; 0 where it has none."""
+        return max(float(group.get("momentum", 0.0)) for group in self._optimizer.param_groups)
+
+    def hyperparameters(self, momentum_elsewhere: bool = False) -> Tensor:
         """The optimizer's rate, momentum and so on at this step, for who steps in the worker's place."""
-        return hyperparameters(self._optimizer)
+        return hyperparameters(self._optimizer, momentum_elsewhere)
+
+    def portion(self, g: Gradient) -> float:
+        """What a gradient counts that is applied by itself, not in a mean: its samples over those of a full batch.
+
+        1 where a full batch is not known, as in a loop of the user's own, and for one worker alone: as in a serial run.
+        """
+        return 1.0 if self._batch is None or self.size == 1 else g.samples / self._batch
 
     def descend(self, g: Gradient, stale: int = 0) -> None:
         """One step of the optimizer along `g`. No samples, no step: momentum and decay rest too.

@@ -69,7 +69,7 @@ class CompiledWorkers:
         with self._kernel.running():
             session.begin(course.gradients.replica)
             sharing = session.strategy.compiled_sharing(self._kernel.dim, course.plan.workers)
-            session.work(optimizer, optim.step_of(optimizer), sharing)
+            session.work(optimizer, optim.step_of(optimizer), course.plan.batch, sharing)
             shared = session.worker.shared
             assert isinstance(shared, MappedVector), "compiled workers run in real memory"
             self._shared = shared

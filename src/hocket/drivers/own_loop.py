@@ -44,7 +44,7 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
         meet_every, at_the_end = plan.checkpoint.epochs * tickets, course.saves_at_the_end()
         pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end)
     session.begin(replica)
-    session.work(optimizer, optim.step_of(optimizer))
+    session.work(optimizer, optim.step_of(optimizer), plan.batch)
     position = course.begin(schedule)
     return train_in_step(course, position) if pool is None else FromPool(course, pool, position).run()
 

@@ -69,13 +69,18 @@ class Session:
             self.comm.ahead_s = self.world.ahead_s = ahead_s(self.rank.comm, self.rank.clock)
 
     def work(
-        self, optimizer: torch.optim.Optimizer, optimizer_step: Callable[[], object], sharing: Sharing | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_step: Callable[[], object],
+        batch: int | None = None,
+        sharing: Sharing | None = None,
     ) -> Worker:
-        """Make the worker; `start` follows. `sharing` takes the place of the strategy's own."""
+        """Make the worker; `start` follows. `batch` is a full one's samples, where that is known; `sharing` takes the
+        place of the strategy's own."""
         self.optimizer = optimizer
         self.worker = worker = Worker(
             self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
-            self.world, self._kept, self._served,
+            self.world, self._kept, self._served, batch,
         )  # fmt: skip
         sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:

@@ -36,6 +36,9 @@ class DiLoCo(Strategy):
         if not 0 <= self.momentum < 1:
             raise UserError(f"diloco: momentum must be at least 0 and less than 1, got {self.momentum:g}")
 
+    def step_scale(self, workers: int) -> float:
+        return self.lr / (1 - self.momentum) / workers
+
     def worker(self, w: Worker) -> Steps:
         anchor = w.keep("anchor", w.x.clone())  # the model that all workers set out from
         velocity = w.keep("velocity", torch.zeros_like(anchor))

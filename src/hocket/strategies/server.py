@@ -14,7 +14,6 @@ from hocket.core.message import Lossy, Message
 from hocket.core.serving import Server, parts
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.state import State
-from hocket.core.weight import Weight
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
@@ -24,16 +23,19 @@ class ParameterServer(Strategy):
     """Gradients go to a parameter server: synchronous, asynchronous (Dean 2012), stale-synchronous (Ho 2013)."""
 
     mode: Literal["sync", "async", "ssp", "dssp"] = "sync"
-    """`sync` waits for all and averages; `async` applies each gradient as it comes; `ssp` does so too, by the
-    worker's share |B_i| / n, and holds back a worker that is more than `slack` steps ahead of the slowest;
-    `dssp` chooses the slack between `low` and `high` at run time (Zhao 2019)."""
+    """`sync` waits for all and averages; `async` applies each gradient as it comes; `ssp` does so too, and holds back a
+    worker that is more than `slack` steps ahead of the slowest; `dssp` chooses the slack between `low` and `high` at
+    run time (Zhao 2019)."""
     slack: int = 2
     low: int = 1
     high: int = 8
     servers: int = 1
     """Ranks beside the workers; the vector is shared out between them."""
     stale: Literal[Handling, "auto"] = "auto"
-    """How stale gradients are tempered; `auto` is `gap` in mode=async, else `none`."""
+    """How stale gradients are tempered; `auto` is `gap-mean`, but `none` in mode=sync."""
+    lookahead: float = 0.9
+    """But in mode=sync: each worker holds momentum, so much at least, and gets the parameters as they should be when
+    its gradient arrives (DANA, Hakimi 2019). 0: the server holds the optimizer's momentum, and nobody looks ahead."""
     push_every: int = 1
     """Downpour: gradients that an asynchronous worker adds up before it sends them."""
     fetch_every: int = 1
@@ -52,6 +54,8 @@ class ParameterServer(Strategy):
             raise UserError(f"server: servers must be 1 or more, got {self.servers}")
         if self.stale not in ("auto", "none") and self.mode == "sync":
             raise UserError("server: nothing is stale in mode=sync; leave stale out, or use mode=async")
+        if not 0 <= self.lookahead < 1:
+            raise UserError(f"server: lookahead must be at least 0 and less than 1, got {self.lookahead:g}")
         for name in ("push_every", "fetch_every"):
             steps = getattr(self, name)
             if steps < 1:
@@ -71,29 +75,43 @@ class ParameterServer(Strategy):
     def handling(self) -> Handling:
         if self.stale != "auto":
             return self.stale
-        return "gap" if self.mode == "async" else "none"
+        return "none" if self.mode == "sync" else "gap-mean"
+
+    def ahead(self, workers: int) -> float:
+        """How much of the parameters' last movement is expected to go on; nothing is stale for one worker alone."""
+        return 0.0 if self.mode == "sync" or workers == 1 else self.lookahead
+
+    def step_scale(self, workers: int) -> float:
+        return 1 / workers if self.mode == "sync" else 1.0
 
     def worker(self, w: Worker) -> Steps:
         x, ranks = parts(w.x, self.servers), range(w.size, w.size + self.servers)
+        ahead = self.ahead(w.size)
         read = w.keep("read", [0] * self.servers)  # the version of each part that the gradient is computed at
-        # The sum of the gradients since the last push, and what it stands for
-        pushed = w.keep("pushed", torch.zeros_like(w.x) if self.push_every > 1 else w.x.new_zeros(()))
-        since = w.keep("since", State(push=Weight()))
+        # Since the last push: the sum of the gradients, the samples, and what the oldest was computed at
+        total = w.keep("total", torch.zeros_like(w.x) if self.push_every > 1 else w.x.new_zeros(()))
+        since = w.keep("since", State(samples=0, read=[0] * self.servers))
+        velocity = w.keep("velocity", torch.zeros_like(w.x) if ahead else w.x.new_zeros(()))
 
         def push(gradient: Tensor, reply: bool) -> None:
-            ints = int(since.push.samples), int(since.push.of_all or since.push.samples), int(reply)
+            if ahead and since.samples:
+                gradient = velocity.lerp_(gradient, 1 - max(ahead, w.momentum))
+            hyperparameters = w.hyperparameters(momentum_elsewhere=bool(ahead))
             for k, part in enumerate(parts(gradient, self.servers)):
-                message = Message("push", (read[k], *ints), (Lossy(part, f"push/{k}"), w.hyperparameters()))
-                w.world.isend(ranks[k], message)
-            since.push = Weight()
+                ints = since.read[k], since.samples, int(reply)
+                w.world.isend(ranks[k], Message("push", ints, (Lossy(part, f"push/{k}"), hyperparameters)))
+            since.samples = 0
 
         while (g := (yield)) is not None:
             pushes, fetches = w.step % self.push_every == 0, w.step % self.fetch_every == 0
-            since.push += g.weight
-            total = g.vector if self.push_every == 1 else pushed.add_(g.vector)
+            if since.samples == 0:
+                since.read = list(read)
+            since.samples += int(g.samples)
+            weighed = g.vector if self.mode == "sync" else g.vector * w.portion(g)
+            gradient = weighed if self.push_every == 1 else total.add_(weighed)
             if pushes:
-                push(total, reply=fetches)
-                pushed.zero_()
+                push(gradient, reply=fetches)
+                total.zero_()
             elif fetches:
                 for rank in ranks:
                     w.world.isend(rank, Message("fetch"))
@@ -104,8 +122,8 @@ class ParameterServer(Strategy):
                     read[k] = model.ints[0]
             else:
                 w.descend(g)
-        if since.push.samples:
-            push(pushed, reply=False)
+        if since.samples:
+            push(total, reply=False)
         for rank in ranks:
             w.world.isend(rank, Message("done"))
         for k, rank in enumerate(ranks):  # the farewell: everyone leaves with one model
@@ -116,45 +134,44 @@ class ParameterServer(Strategy):
         return w.served()
 
     def server(self, s: Server) -> None:
-        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.staleness))
+        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness))
         pace = s.keep("pace", Pace(self, s))
+        views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers))
+        looks_back = staleness.needs_the_read() or self.ahead(s.workers) > 0
         pushed: dict[int, Message] = s.keep("pushed", {})  # sync: the gradients of this step
         waiting: set[int] = s.keep("waiting", set())  # workers that want the parameters
-        backup: dict[int, Tensor] = s.keep("backup", {})  # the parameters that a worker read
         for worker, msg in s.requests():
             match msg.kind:
                 case "push":
                     pace.pushed(worker, s.clock.now())
-                    _, _, _, reply = msg.ints
+                    _, _, reply = msg.ints
                     if reply:
                         waiting.add(worker)
                     if self.mode == "sync":
                         pushed[worker] = msg
                     else:
-                        self.apply(s, staleness, worker, msg, backup.get(worker))
+                        self.apply(s, staleness, worker, msg, views.pushed(worker))
                 case "fetch":
+                    views.held(worker)
                     waiting.add(worker)
             if self.mode == "sync" and pushed and pushed.keys() >= s.active:
                 self.apply_mean(s, [pushed[i] for i in sorted(pushed)], staleness)
                 pushed.clear()
             for i in [i for i in sorted(waiting) if i not in pushed and pace.may_go_on(i)]:
                 waiting.discard(i)
-                if staleness.needs_the_read():
-                    backup[i] = s.x.clone()
-                s.comm.isend(i, Message("model", (s.version,), (Lossy(s.x, f"model/{i}"),)))
+                view = views.given(i, s.x) if looks_back else s.x
+                s.comm.isend(i, Message("model", (s.version,), (Lossy(view, f"model/{i}"),)))
         for i in range(s.workers):
             s.comm.isend(i, Message("model", (s.version,), (s.x,))).wait()
 
-    def apply(self, s: Server, staleness: Staleness, worker: int, push: Message, read: Tensor | None) -> None:
-        version, samples, step_samples, _ = push.ints
+    def apply(self, s: Server, staleness: Staleness, worker: int, push: Message, read: Tensor) -> None:
+        version, samples, _ = push.ints
         if samples == 0:
             return
         gradient, hyperparameters = push.tensors
         tau = s.version - version
-        g = staleness.temper(gradient, tau, s.x, s.x if read is None else read)
-        if self.mode in ("ssp", "dssp"):
-            g = g * (samples / step_samples)
-        s.descend(g, hyperparameters)
+        s.tune(hyperparameters)
+        s.descend(staleness.temper(gradient, s.reach, tau, s.x, read))
         s.log("update", worker=worker, read=version, version=s.version, staleness=tau)
 
     def apply_mean(self, s: Server, pushes: list[Message], staleness: Staleness) -> None:
@@ -165,8 +182,42 @@ class ParameterServer(Strategy):
         weighted = zip(pushes, samples, strict=True)
         g = sum((push.tensors[0] * (n / total) for push, n in weighted), start=s.x.new_zeros(()))
         staleness.histogram[0] += 1
-        s.descend(g.expand_as(s.x), pushes[0].tensors[1])
+        s.tune(pushes[0].tensors[1])
+        s.descend(g.expand_as(s.x))
         s.log("update", read=s.version - 1, version=s.version, staleness=0)
+
+
+class Views(State):
+    """The parameters as each worker was given them, which is where its gradients are computed."""
+
+    newest: dict[int, Tensor]
+    oldest: dict[int, Tensor]
+    """Of a worker that has read again before it pushed: where the oldest gradient that it holds was computed."""
+    true: dict[int, Tensor]
+    """What the parameters really were when a worker read them last."""
+
+    def __init__(self, ahead: float, x: Tensor, workers: int) -> None:
+        everyone = dict.fromkeys(range(workers), x.clone())
+        super().__init__(newest=everyone, oldest={}, true=dict(everyone))
+        self._ahead = ahead
+
+    def given(self, worker: int, x: Tensor) -> Tensor:
+        """What a worker shall compute its next gradient at: where the parameters should be when that arrives.
+
+        Of their movement since its last read, as much is expected to go on as the momentum of all carries.
+        """
+        now = x.clone()
+        view = now + self._ahead * (now - self.true[worker]) if self._ahead else now
+        self.true[worker], self.newest[worker] = now, view
+        return view
+
+    def held(self, worker: int) -> None:
+        """A worker reads while it holds gradients that it has not pushed."""
+        self.oldest.setdefault(worker, self.newest[worker])
+
+    def pushed(self, worker: int) -> Tensor:
+        """A worker pushes: where the oldest of its gradients was computed."""
+        return self.oldest.pop(worker, self.newest[worker])
 
 
 class Pace(State):
@@ -184,7 +235,8 @@ class Pace(State):
 
     def pushed(self, worker: int, now_s: float) -> None:
         self.pushes[worker] += 1
-        self.interval_s[worker] = now_s - self.last_s[worker]
+        if self.pushes[worker] > 1:  # before the first there was the start
+            self.interval_s[worker] = now_s - self.last_s[worker]
         self.last_s[worker] = now_s
         if self._options.mode == "dssp":
             self._grant(worker)
@@ -208,11 +260,13 @@ class Pace(State):
         if ahead <= self._options.low or self.pushes[worker] <= self.granted[worker]:
             return
         own_s, slow_s = self.interval_s[worker], self.interval_s[slowest]
+        if not own_s or not slow_s:  # nothing to foresee it from
+            return
 
         def wait_s(more: int) -> float:
             """From the end of so many steps more to the next push of the slowest."""
             behind_s = self.last_s[slowest] - self.last_s[worker] - more * own_s
-            return behind_s % slow_s if slow_s else 0.0
+            return behind_s % slow_s
 
         more = min(range(self._options.high - ahead + 2), key=wait_s, default=0)
         self.granted[worker] = self.pushes[worker] - 1 + more

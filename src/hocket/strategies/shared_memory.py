@@ -68,6 +68,9 @@ class SharedMemory(Strategy):
             every=self.every,
         )
 
+    def step_scale(self, workers: int) -> float:
+        return 1.0  # nothing is averaged
+
     def consensus(self, w: Worker) -> Tensor:
         now = torch.empty_like(w.x)
         w.shared.snapshot(now)
@@ -87,6 +90,7 @@ class SharedMemory(Strategy):
             if not g.samples:  # there were more workers than batches left
                 continue
             since.lr = max(since.lr, w.lr)
+            g.vector.mul_(w.portion(g))
             w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
             since.batches += 1
             if since.batches == self.every:

@@ -38,7 +38,7 @@ def scatter(vector: CompiledVector, dim: int, touched: Touched, count: int, lr: 
     control, rows, worker = vector
     if GAP <= control[HANDLING] < DELAY_COMPENSATED:
         # For GAP too: the mean of each coordinate would be a pass over all of them
-        observe_square(control, worker, _mean_square(touched.g, count), lr)
+        observe_square(control, worker, float(_mean_square(touched.g, count)), lr)
     status = RETRY
     while status == RETRY:
         row = open_write(control, rows, worker, dim)
@@ -70,8 +70,8 @@ def _temper_each(control: Integers, worker: int, tau: int, x: Floats, touched: T
 
 
 @kernel
-def _mean_square(g: Floats, count: int) -> float:
+def _mean_square(g: Floats, count: int) -> np.float32:
     total = np.float32(0)
     for k in range(count):
         total += g[k] * g[k]
-    return total / np.float32(max(count, 1))
+    return total / np.float32(count)

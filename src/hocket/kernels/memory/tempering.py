@@ -80,7 +80,7 @@ def observe(control: Words, rows: Rows, w: int, g: Vector, lr: float, dim: int) 
         share = np.float32(_seen_one(control, w, lr))
         _square_each(rows[squares_row(control, w)], g, share, dim)
     elif control[HANDLING] == GAP_MEAN:
-        observe_square(control, w, _mean_square(g, dim), lr)
+        observe_square(control, w, float(_mean_square(g, dim)), lr)
 
 
 @kernel

@@ -44,6 +44,7 @@ from hocket.kernels.models.family import (
     KernelWorker,
     Log,
     note,
+    portion,
     stop_all,
     take_batch,
 )
@@ -307,11 +308,11 @@ def dense_loop(
             return made + 1, DIVERGED
         if direct:
             row = open_write(control, rows, worker, dim)
-            share = factor(control, worker, staleness(control, worker))
+            share = portion(shared, n, batch) * factor(control, worker, staleness(control, worker))
             put_gradient(plan, n, values, deltas, -lr * share, True, rows[row])
             close_write(control, worker, row)
         else:
-            put_gradient(plan, n, values, deltas, 1.0, False, g)
+            put_gradient(plan, n, values, deltas, portion(shared, n, batch), False, g)
             if momentum != 0:
                 for i in range(dim):
                     velocity[i] = np.float32(momentum) * velocity[i] + g[i]

@@ -24,6 +24,7 @@ from hocket.kernels.models.family import (
     KernelWorker,
     Log,
     note,
+    portion,
     stop_all,
     take_batch,
 )
@@ -105,7 +106,7 @@ def factor_loop(
             stop_all(shared.control)
             note(log, made, loss, chosen.size)
             return made + 1, DIVERGED
-        if scatter(near.vector, dim, work, count, lr) == BROKEN:
+        if scatter(near.vector, dim, work, count, lr * portion(shared, chosen.size, batch)) == BROKEN:
             return made, BROKEN_LOCK
         note(log, made, loss, chosen.size)
         made += 1

@@ -63,6 +63,12 @@ def take_batch(shared: CompiledVector, near: Near, dim: int, made: int, batch: i
 
 
 @kernel
+def portion(shared: CompiledVector, n: int, batch: int) -> float:
+    """What the gradient of n samples counts; one worker alone steps as a serial run does (see `Worker.portion`)."""
+    return 1.0 if shared.control[WORKERS] == 1 else n / batch
+
+
+@kernel
 def stop_all(control: Integers) -> None:
     """Tell every worker to end."""
     atomics.store(control, STOP, 1)

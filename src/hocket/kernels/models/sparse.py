@@ -33,6 +33,7 @@ from hocket.kernels.models.family import (
     KernelWorker,
     Log,
     note,
+    portion,
     stop_all,
     take_batch,
 )
@@ -191,13 +192,14 @@ def sparse_loop(
             note(log, made, loss, n)
             return made + 1, DIVERGED
         status = RETRY
+        share = portion(shared, n, batch)
         if listed:
-            status = scatter(near.vector, dim, work.touched, count, lr)
+            status = scatter(near.vector, dim, work.touched, count, lr * share)
         while status == RETRY:
             to = open_write(control, rows, worker, dim)
             if to == NO_ROW:
                 return made, BROKEN_LOCK
-            rate = np.float32(lr / n * factor(control, worker, staleness(control, worker)))
+            rate = np.float32(lr * share / n * factor(control, worker, staleness(control, worker)))
             # Not `work` as a whole: a call passes all parts of a tuple, which would take 2 % of the loop
             descend_rows(rows[to], data, order, begin, end, work.slopes, work.chosen, rate)
             status = close_write(control, worker, to)
