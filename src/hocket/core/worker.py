@@ -63,10 +63,6 @@ class Strategy(ABC):
         """How compiled workers share the vector; None for a strategy that has no compiled form."""
         return self.sharing(dim, workers)
 
-    def rate_scale(self, workers: int) -> float:
-        """How far a sample moves the parameters at a given learning rate, where 1 is as far as in serial training."""
-        return 1.0
-
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
 

@@ -113,7 +113,7 @@ class Comparison:
         """Where rows have one learning rate, but it means different things to them: one line; else empty."""
         if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
             return ""
-        scales = {row.strategy: _rate_scale(row) for row in self.rows}
+        scales = {row.strategy: _step_scale(row) for row in self.rows}
         if len(set(scales.values())) == 1:
             return ""
         told = ", ".join(f"{name} {scale:g}" for name, scale in scales.items())
@@ -123,8 +123,8 @@ class Comparison:
         )
 
 
-def _rate_scale(row: Row) -> float:
-    return strategy.make(row.strategy).rate_scale(row.workers) * (row.workers if row.spec.scale_lr else 1)
+def _step_scale(row: Row) -> float:
+    return strategy.make(row.strategy).step_scale(row.workers) * (row.workers if row.spec.scale_lr else 1)
 
 
 def _folder(row: Row, seed: int) -> str:
