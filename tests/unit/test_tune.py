@@ -205,3 +205,10 @@ def test_refused(
     assert fragment in error and error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_ranks_of_a_launcher_cannot_agree_on_a_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would go by its own clock."""
+    monkeypatch.setattr("hocket.engines.mpi.Mpi.launched_by", lambda: "mpiexec")
+    with pytest.raises(UserError, match="cannot be started by mpiexec"):
+        plan(RunSpec("", engine="sim", workers=2), ["lr"], 8, TASK)

@@ -46,7 +46,7 @@ RATES = {
     "sgd": 0.1,
 }
 """Rates to begin with, for a task that was made for another optimizer: PyTorch's or the paper's where digits and blobs
-come within two points of their own with it, else one near it that does."""
+come within about two points of their own with it, else one near it that does."""
 MOMENTA = {"lars": 0.9}
 """The same for momentum; 0 for the rest."""
 
