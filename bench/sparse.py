@@ -35,7 +35,7 @@ FOLDER = Path(os.environ["HOCKET_DATA"], "svm")
 class Bench:
     """Whole training runs with the task's own settings; speeds are examples a second of all epochs.
 
-    An epoch lasts from the shuffling of its rows, which scikit-learn has inside its clock too, to the last worker's end.
+    An epoch lasts from the shuffling of its rows, which scikit-learn's clock has inside too, to the last worker's end.
     """
 
     def __init__(self) -> None:
