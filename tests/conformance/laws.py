@@ -45,6 +45,8 @@ def norm_model() -> nn.Module:
 
 
 TINY = Task(model=tiny_model, data=lambda: (tiny_data(), tiny_data()), batch=BATCH, epochs=EPOCHS, lr=0.1)
+EVEN = Task(model=tiny_model, data=lambda: (tiny_data(1680), tiny_data()), batch=BATCH, epochs=1, lr=0.1)
+"""1680 samples: every batch of up to 7 workers is full."""
 NORM = Task(model=norm_model, data=lambda: (tiny_data(1680), tiny_data()), batch=2, epochs=1, lr=0.1)
 """With BatchNorm, whose statistics are no gradients. 1680 samples: BatchNorm refuses batches of one, and this many
 give up to 8 workers batches of two."""
@@ -214,6 +216,13 @@ def mixed_pairwise(rank: Rank) -> list[float]:
     return [own, model.x.item()]
 
 
+WITHOUT_SLACK = [
+    "server:mode=ssp,slack=0,stale=none,lookahead=0",
+    "server:mode=dssp,low=0,high=0,stale=none,lookahead=0",
+]
+"""Nobody reads before every gradient of a step is in."""
+
+
 def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     """Everything the tests in this folder look at, from one start of the ranks."""
     n = rank.comm.size
@@ -250,8 +259,12 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
         found["complete"] = trained(rank, TINY, spec(n, strategy="gossip:graph=complete", seed=3, steps=1))
         found["one-step"] = trained(rank, TINY, spec(n, strategy="allreduce", seed=3, steps=1))
         found["mixing"] = mixing_facts(rank, argument["pairwise"])
-    texts = ["server:mode=sync", "server:mode=ssp,slack=0", "server:mode=sync,servers=2", "server:mode=async"]
-    texts += ["server:mode=dssp,low=0,high=0", "server:mode=async,push_every=2,fetch_every=3"]
+    for text in WITHOUT_SLACK:
+        if usable(text, n):
+            wanted = spec(n, strategy=text, seed=3, steps=20, lr=0.1 / (n - 1))
+            found[text] = trained(rank, EVEN, wanted)
+    texts = ["server:mode=sync", "server:mode=sync,servers=2", "server:mode=async"]
+    texts += ["server:mode=async,push_every=2,fetch_every=3"]
     texts += ["gossip:kind=adpsgd"] if argument["pairwise"] else []
     for text in texts:
         if usable(text, n):
@@ -266,10 +279,10 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def reference(workers: int, **settings: Any) -> list[float]:
+def reference(workers: int, task: Task = TINY, **settings: Any) -> list[float]:
     """The serial run with the n-fold batch, in this process."""
     from hocket.engines.catalogue import Listener
     from hocket.engines.threads import Threads
 
     wanted = dataclasses.replace(spec(1, strategy="serial", **settings), batch=workers * BATCH)
-    return Threads().run(lambda rank: trained(rank, TINY, wanted), 1, Listener())[0]
+    return Threads().run(lambda rank: trained(rank, task, wanted), 1, Listener())[0]

@@ -18,8 +18,8 @@ from hocket.engines.catalogue import Listener, engine
 from hocket.strategies import strategy
 
 
-def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
-    """Replicas that start at 1, 2, ... and take no steps of their own are pulled to and fro."""
+def pulls(rank: Rank, rounds: int, workers: int, order: str, lr: float = 0.0) -> float:
+    """Replicas that start at 1, 2, ... are pulled to and fro, and descend x squared / 2 at the rate lr."""
     chosen = strategy.make(f"elastic:every=1,beta=0.6,order={order}")
     if rank.comm.rank == workers:
         group, x = rank.comm.split(1), torch.zeros(1)
@@ -34,12 +34,13 @@ def pulls(rank: Rank, rounds: int, workers: int, order: str) -> float:
         return x.item()
     model = Replica(nn.Linear(1, 1, bias=False))
     model.x.fill_(rank.comm.rank + 1.0)
-    optimizer = torch.optim.SGD(model.parameters, lr=0.0)
+    optimizer = torch.optim.SGD(model.parameters, lr=lr)
     worker = Worker(rank.comm.split(0), rank.clock, model, optimizer, 0, optimizer.step, rank.comm)
     steps = chosen.worker(worker)
     next(steps)
     for _ in range(rounds):
         worker.step += 1
+        model.g.copy_(model.x)
         steps.send(Gradient(model.g, Weight(1, workers)))
     x = model.x.item()
     try:
@@ -64,6 +65,19 @@ def test_alpha_is_beta_over_the_workers(workers: int) -> None:
             x[i], centre = x[i] - d, centre + d
     assert found == pytest.approx(x, rel=1e-5)
     assert centre_found == pytest.approx(centre, rel=1e-5)
+
+
+def test_gradient_and_pull_set_out_from_one_place() -> None:
+    """x <- x - lr g(x) - alpha (x - c), and the centre is pulled to the x before (Zhang 2015, equations 5 and 6)."""
+
+    def main(rank: Rank) -> Any:
+        return pulls(rank, 3, 1, "async", lr=0.5)
+
+    found, centre_found = engine.make("sim").run(main, 2, Listener())
+    x, centre = 1.0, 0.0
+    for _ in range(3):
+        x, centre = x - 0.5 * x - 0.6 * (x - centre), centre + 0.6 * (x - centre)
+    assert (found, centre_found) == (pytest.approx(x), pytest.approx(centre))
 
 
 @pytest.mark.parametrize("order", ["async", "round-robin"])

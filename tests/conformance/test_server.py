@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,39 @@ def test_downpour_adds_up_before_it_pushes(tmp_path: Path) -> None:
     assert fifth.test_accuracy > 0.5
 
 
+@pytest.mark.parametrize("mode", ["async", "ssp", "dssp"])
+@pytest.mark.parametrize("workers", [8, 16])
+def test_the_defaults_hold_what_staleness_would_break(mode: str, workers: int) -> None:
+    """digits has momentum 0.9: a server that holds it diverges where as many gradients are on their way."""
+    settings: Any = dict(workers=workers, engine="sim", progress=False, sim={"compute": "lognormal:1ms:0.2"})
+    assert hocket.fit("digits", strategy=f"server:mode={mode}", **settings).test_accuracy > 0.955
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 8, 16, 32])
+def test_blobs_is_learnt_as_well_as_serially(workers: int) -> None:
+    settings: Any = dict(engine="sim", progress=False, epochs=20, sim={"compute": "lognormal:1ms:0.2"})
+    serial = hocket.fit("blobs", strategy="serial", **settings).test_accuracy
+    many = hocket.fit("blobs", strategy="server:mode=async", workers=workers, **settings).test_accuracy
+    assert many > serial - 0.005
+
+
 def test_one_downpour_worker_that_reads_each_of_its_pushes_is_serial(tmp_path: Path) -> None:
     alone = run(tmp_path / "alone", "server:mode=async,stale=none", workers=1, stragglers="")
     serial = run(tmp_path / "serial", "serial", workers=1, stragglers="")
     for name, tensor in serial.state.items():
         torch.testing.assert_close(alone.state[name], tensor)
+
+
+def test_the_staleness_of_a_sum_is_that_of_its_oldest_gradient(tmp_path: Path) -> None:
+    """Two workers push every second step and read at each: the oldest was computed at the read after the last push."""
+    run(tmp_path, "server:mode=async,stale=none,lookahead=0,push_every=2", workers=2, stragglers="")
+    for worker in (0, 1):
+        log = [update for update in updates(tmp_path) if update["worker"] == worker]
+        for before, update in pairwise(log):
+            between = update["read"] - before["version"]
+            assert 0 <= between <= 1, "the read that came with the worker's last push, and not the one after"
+            assert update["staleness"] == update["version"] - 1 - update["read"]
 
 
 def test_without_slack_limits_they_do_drift(tmp_path: Path) -> None:

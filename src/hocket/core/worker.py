@@ -234,3 +234,7 @@ class Worker:
             for value in state.values()
             if isinstance(value, Tensor) and value.dim() > 0
         ]
+
+    def reset_optimizer(self) -> None:
+        """Forget all that the optimizer has gathered; its count of steps too, which says how much that is."""
+        self._optimizer.state.clear()

@@ -48,10 +48,10 @@ class Elastic(Strategy):
     def worker(self, w: Worker) -> Steps:
         centre = w.size
         while (g := (yield)) is not None:
-            w.descend(g)
-            if w.step % self.every == 0:
+            if w.step % self.every == 0:  # both moves from the x at which the gradient was taken
                 w.world.isend(centre, Message("replica", (), (Lossy(w.x, "replica"),)))
                 w.x -= w.world.recv(centre)[1].tensors[0]
+            w.descend(g)
         w.world.isend(centre, Message("done"))
         w.x.copy_(w.world.recv(centre)[1].tensors[0])  # the farewell: everyone leaves with the centre
         w.average_buffers()

@@ -146,6 +146,7 @@ class Gossip(Strategy):
             x += x_in
             weight += weight_in
             torch.div(x, weight, out=w.x)
+        w.x.copy_(x)  # the sum of all x is what was kept, and that of all weights is their number: not so for z
 
     def random_peers(self, w: Worker) -> Steps:
         """Each step everyone picks one other: to take its model (pull), or to give it one's own (push)."""

@@ -61,9 +61,9 @@ class LocalSGD(Strategy):
 
     def average(self, w: Worker, comm: Comm, weight: Weight) -> None:
         w.average_replicas(weight, comm)
-        for state in w.optimizer_state():
-            match self.momentum:
-                case "average":
+        match self.momentum:
+            case "average":
+                for state in w.optimizer_state():
                     comm.all_reduce(state, op="mean")
-                case "reset":
-                    state.zero_()
+            case "reset":
+                w.reset_optimizer()
