@@ -45,8 +45,8 @@ RATES = {
     "rmsprop": 1e-3,
     "sgd": 0.1,
 }
-"""Rates to begin with, for a task that was made for another optimizer: PyTorch's or the paper's where digits and blobs
-come within about two points of their own with it, else one near it that does."""
+"""Rates to begin with, for a task that was made for another optimizer: chosen so that digits and blobs come within
+about two points of what they reach with their own."""
 MOMENTA = {"lars": 0.9}
 """The same for momentum; 0 for the rest."""
 
