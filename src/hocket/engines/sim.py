@@ -52,7 +52,7 @@ class Sim(Engine):
     """What one worker reads or writes of shared memory in a second."""
     block: int = 1024
     """Parameters of shared memory that a worker reads or writes before others may come in between."""
-    window: str = "100ns"
+    window: str = "50ns"
     """From where a worker of HOGWILD! looks at a parameter to where others see what it wrote there."""
     stragglers: str = ""
     """How many workers are how much slower: `2x3` is two workers, each 3 times slower; `2x3+1x1.5` adds one more."""
