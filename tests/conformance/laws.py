@@ -166,13 +166,16 @@ def message_facts(rank: Rank) -> dict[str, Any]:
     return facts
 
 
+TOGETHER = ["gossip:kind=pull,together=true", "gossip:kind=push,together=true"]
+
+
 def mixing_facts(rank: Rank, pairwise: bool) -> dict[str, list[float]]:
     """Gossip without gradients, from replicas that differ: what each has after some rounds."""
     n, me = rank.comm.size, rank.comm.rank
     found = {}
     if pairwise:
         found["gossip:kind=adpsgd"] = mixed_pairwise(rank)
-    for text in [f"gossip:kind={k}" for k in ("dpsgd", "sgp", "push", "pull")] + ["gossip:graph=exponential"]:
+    for text in ["gossip:kind=dpsgd", "gossip:kind=sgp", *TOGETHER, "gossip:graph=exponential"]:
         model = Replica(nn.Linear(1, 1, bias=False))
         optimizer = torch.optim.SGD(model.parameters, lr=0.0)
         kept = Kept()
@@ -252,7 +255,7 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
     found["one-group"] = trained(rank, TINY, spec(n, strategy=groups, momentum=0.9, seed=3))
     found["groups-of-one"] = trained(rank, TINY, spec(n, strategy="local-sgd:every=1,between=2,group=1", seed=3))
     found["every-second"] = trained(rank, TINY, spec(n, strategy="local-sgd:every=2", seed=3))
-    for name in (f"gossip:kind={kind}" for kind in ("dpsgd", "sgp", "pull", "push")):
+    for name in ("gossip:kind=dpsgd", "gossip:kind=sgp", *TOGETHER):
         if usable(name, n):
             found[name] = trained(rank, TINY, spec(n, strategy=name, seed=3))
     if n > 1:
@@ -265,7 +268,7 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
             found[text] = trained(rank, EVEN, wanted)
     texts = ["server:mode=sync", "server:mode=sync,servers=2", "server:mode=async"]
     texts += ["server:mode=async,push_every=2,fetch_every=3"]
-    texts += ["gossip:kind=adpsgd"] if argument["pairwise"] else []
+    texts += ["gossip:kind=adpsgd", "gossip:kind=pull", "gossip:kind=push"] if argument["pairwise"] else []
     for text in texts:
         if usable(text, n):
             found[text] = trained(rank, TINY, spec(n, strategy=text, seed=3))

@@ -140,7 +140,7 @@ def test_gossip_keeps_the_mean_and_finds_consensus(name: str, size: int) -> None
             assert name != "sim" or own == pytest.approx(mean, abs=0.01 * size), "where all compute equally fast"
     for text in ("gossip:kind=dpsgd", "gossip:kind=sgp", "gossip:graph=exponential"):
         assert [r["mixing"][text][0] for r in ranks] == pytest.approx([(size - 1) / 2] * size, abs=1e-3), text
-    for text in ("gossip:kind=pull", "gossip:kind=push"):  # these agree, though not on the mean
+    for text in laws.TOGETHER:  # these agree, though not on the mean
         values = [r["mixing"][text][0] for r in ranks]
         assert max(values) - min(values) < 0.01
         assert min(values) >= 0 and max(values) <= size - 1

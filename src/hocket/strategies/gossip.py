@@ -13,6 +13,7 @@ from torch import Tensor
 from hocket.core.errors import UserError
 from hocket.core.message import Lossy, Message
 from hocket.core.staleness import Handling, Staleness
+from hocket.core.state import State
 from hocket.core.weight import Weight
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
@@ -28,14 +29,16 @@ class Gossip(Strategy):
     kind: Literal["dpsgd", "adpsgd", "sgp", "pull", "push"] = "dpsgd"
     graph: Graph = "ring"
     """Who is whose neighbour, for dpsgd and adpsgd; sgp has its own directed one, pull and push choose at random."""
+    together: bool = False
+    """For pull and push: all take each step together, in place of nobody waiting for anyone."""
     stale: Handling = "none"
     """For adpsgd: how a gradient is tempered by the averages that came between its read and its step."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        if self.kind == "adpsgd":
-            return frozenset({"messages", "collectives", "any-source", "polling"})
-        return frozenset({"messages", "collectives"})
+        if self.lockstep:
+            return frozenset({"messages", "collectives"})
+        return frozenset({"messages", "collectives", "any-source", "polling"})
 
     def check(self, workers: int) -> None:
         if workers < 2:
@@ -46,12 +49,14 @@ class Gossip(Strategy):
             raise UserError(
                 f"gossip: adpsgd pairs even with odd ranks, which cuts graph={self.graph}; use ring or complete"
             )
+        if self.together and self.kind not in ("pull", "push"):
+            raise UserError(f"gossip: together is for pull and push; leave it out in kind={self.kind}")
         if self.stale != "none" and self.kind != "adpsgd":
             raise UserError(f"gossip: nothing is stale in kind={self.kind}; leave stale out, or use kind=adpsgd")
 
     @property
     def lockstep(self) -> bool:
-        return self.kind != "adpsgd"
+        return self.together or self.kind in ("dpsgd", "sgp")
 
     def worker(self, w: Worker) -> Steps:
         match self.kind:
@@ -61,6 +66,8 @@ class Gossip(Strategy):
                 yield from self.pairwise(w)
             case "sgp":
                 yield from self.push_sum(w)
+            case "pull" | "push" if self.together:
+                yield from self.random_peers_together(w)
             case "pull" | "push":
                 yield from self.random_peers(w)
         w.average_replicas(Weight(1, w.size))  # the farewell: everyone leaves with one model
@@ -149,7 +156,52 @@ class Gossip(Strategy):
         w.x.copy_(x)  # the sum of all x is what was kept, and that of all weights is their number: not so for z
 
     def random_peers(self, w: Worker) -> Steps:
-        """Each step everyone picks one other: to take its model (pull), or to give it one's own (push)."""
+        """Pick one other each step, and wait for nobody (Jin 2016, gossiping SGD by pull and by push).
+
+        Push: give it one's model, and average with all that have come. Pull: ask it for its model, and average with
+        that when it is there; who is asked answers between two gradients.
+        """
+        others = [j for j in range(w.size) if j != w.rank]
+        talking = w.keep("talking", set(others))  # those that may still send
+        asked = w.keep("asked", State(unanswered=False))
+
+        def hear(timeout: float | None) -> int:
+            """Handle what has come, and without a time-out at least one message; how many models were among it."""
+            models = []
+            try:
+                while True:
+                    j, msg = w.comm.recv(timeout=timeout)
+                    timeout = 0.0
+                    match msg.kind:
+                        case "ask":
+                            w.comm.isend(j, model_of(w))
+                        case "model":
+                            models.append(msg.tensors)
+                            asked.unanswered = False
+                        case "done":
+                            talking.discard(j)
+            except TimeoutError:
+                mix(w, models)
+                return len(models)
+
+        while (g := (yield)) is not None:
+            averages = hear(0.0)
+            j = others[int(torch.randint(len(others), (1,), generator=w.rng))]
+            if self.kind == "push":
+                w.comm.isend(j, model_of(w))
+            elif not asked.unanswered:
+                asked.unanswered = True
+                w.comm.isend(j, Message("ask"))
+            w.descend(g, averages)
+        while asked.unanswered:
+            hear(None)
+        for j in others:
+            w.comm.isend(j, Message("done"))
+        while talking:
+            hear(None)
+
+    def random_peers_together(self, w: Worker) -> Steps:
+        """The same in lockstep: all know who has picked whom, and wait for what they expect."""
         while (g := (yield)) is not None:
             # All draw the same choices, so that each knows who expects its model.
             offset = torch.randint(1, w.size, (w.size,), generator=w.common_rng)
