@@ -76,6 +76,22 @@ def test_compiled_workers_look_as_often() -> None:
     assert column(found, "samples") == column(fit("hogwild", evaluate_every=0.25), "samples")
 
 
+LOCKSTEP = [
+    "serial", "allreduce", "local-sgd:every=5", "local-sgd:every=4,group=2", "diloco:every=3", "gossip",
+    "gossip:kind=sgp", "gossip:kind=pull,together=true", "server",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LOCKSTEP)
+def test_a_point_is_what_the_run_would_return_if_it_ended_there(text: str) -> None:
+    """13 samples a worker and step: the last step of an epoch is uneven, and so are the weights of the replicas."""
+    settings: dict[str, Any] = dict(batch=13, workers=1 if text == "serial" else 4)
+    long = fit(text, epochs=3, **settings)
+    for epochs in (1, 2):
+        short = fit(text, epochs=epochs, **settings)
+        assert long.curve[epochs - 1]["test_loss"] == pytest.approx(short.test_loss, rel=1e-5)
+
+
 def test_the_centre_is_judged_not_the_workers() -> None:
     """Workers that never come to the centre leave it as it was, and the curve says so."""
     found = fit("elastic:every=1000000", epochs=8)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,6 +84,10 @@ class Strategy(ABC):
         """The parameters that the run would return if it ended now; None is the mean of all replicas."""
         return None
 
+    def part(self, w: Worker) -> tuple[Tensor, float]:
+        """Where it is the mean of all replicas: this worker's part in that, and what the part weighs."""
+        return w.x, 1.0
+
 
 strategy: Registry[Strategy] = Registry("strategy", "strategies")
 
@@ -134,6 +138,10 @@ class Worker:
         So it is saved with the run, and comes back as it was when the run goes on.
         """
         return self._kept.keep(name, value)
+
+    def kept(self, name: str) -> Any:
+        """What was given this name."""
+        return self._kept.values[name]
 
     @property
     def has_shared(self) -> bool:

@@ -146,7 +146,8 @@ class Course:
         with self._aside() as now:
             train_loss, diverged = self.ledger.mean(self.session.group)
             self.status.loss = train_loss
-            values = self.gradients.replica.values if final else self.judge.mean_replica()
+            parts = self.session.strategy.part(self.session.worker)
+            values = self.gradients.replica.values if final else self.judge.mean_replica(*parts)
             test_loss, metric = self.judge.together(values)
             step = self.steps_done()
             if self.rank.comm.rank == 0:

@@ -93,9 +93,14 @@ class Judge:
         self.curve.append(point)
         self._rank.tell("point", point, b"")
 
-    def mean_replica(self) -> Tensor:
-        """The mean of the replicas; all workers call it together."""
+    def mean_replica(self, x: Tensor, weight: float) -> Tensor:
+        """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
         mean = self._gradients.replica.values.clone()
+        mean[: x.numel()] = x
+        weights = torch.zeros(self._workers.size, dtype=torch.float64)
+        self._workers.all_gather(weights, torch.tensor([weight], dtype=torch.float64))
+        if weights.min() < weights.max():
+            mean *= weight / float(weights.mean())
         if self._workers.size > 1:
             self._workers.all_reduce(mean, "mean")
         return mean

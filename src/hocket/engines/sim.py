@@ -14,7 +14,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from hocket.core.worker import Need
 from hocket.engines.crew import run_threads
 from hocket.engines.engine import Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
+from hocket.engines.sim_clock import SimClock
 from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
@@ -356,53 +357,3 @@ class SimWorld(World):
 
     def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
         return 0.0 if self.free[last] else collective_s(kind, nbytes, size, self._latency_s, self._byte_s)
-
-
-class SimClock:
-    """Virtual time of one rank."""
-
-    def __init__(self, world: SimWorld, rank: int) -> None:
-        self._world, self._rank = world, rank
-
-    def now(self) -> float:
-        self._world.settle(self._rank)
-        return self._world.now_s[self._rank]
-
-    def common(self, at: float) -> float:
-        return at
-
-    def charge(self, share: float, done: float = 1.0) -> None:
-        self._world.charge(self._rank, share, done)
-
-    @contextmanager
-    def free(self) -> Iterator[None]:
-        before = self._world.free[self._rank]
-        self._world.settle(self._rank)
-        self._world.free[self._rank] = True
-        try:
-            yield
-        finally:
-            self._world.free[self._rank] = before
-            self._world.count_from_here(self._rank)
-
-    paused = free
-
-    def come_back(self, now_s: float, earliest_s: float, ranks: int) -> None:
-        self._world.come_back(self._rank, now_s, ranks)
-
-    def wait_while(self, busy: Callable[[], bool]) -> None:
-        pass
-
-    def line_up(self) -> None:
-        self._world.line_up(self._rank)
-
-    def state(self) -> dict[str, Any]:
-        world = self._world
-        drawn = [list(rng.getstate()[1]) for rng in (world.random[self._rank], world.tie_random)]
-        return {"now_s": self.now(), "random": drawn}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        world = self._world
-        world.now_s[self._rank] = max(state["now_s"], self.now())
-        for rng, drawn in zip((world.random[self._rank], world.tie_random), state.get("random", ()), strict=False):
-            rng.setstate((3, tuple(drawn), None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.state import State
@@ -38,6 +39,9 @@ class DiLoCo(Strategy):
 
     def step_scale(self, workers: int) -> float:
         return self.lr / (1 - self.momentum) / workers
+
+    def part(self, w: Worker) -> tuple[Tensor, float]:
+        return w.x, w.kept("seen").since.samples or 1.0
 
     def worker(self, w: Worker) -> Steps:
         anchor = w.keep("anchor", w.x.clone())  # the model that all workers set out from

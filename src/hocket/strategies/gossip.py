@@ -72,6 +72,9 @@ class Gossip(Strategy):
                 yield from self.random_peers(w)
         w.average_replicas(Weight(1, w.size))  # the farewell: everyone leaves with one model
 
+    def part(self, w: Worker) -> tuple[Tensor, float]:
+        return (w.kept("x") if self.kind == "sgp" else w.x), 1.0
+
     def dpsgd(self, w: Worker) -> Steps:
         """x_i <- sum_j W_ij x_j, then a step along the gradient at x_i before the mixing (algorithm 1).
 

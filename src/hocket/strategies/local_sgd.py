@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.core.state import State
@@ -58,6 +60,9 @@ class LocalSGD(Strategy):
             now.in_group = Weight()
         if now.met_all != w.step:
             self.average(w, w.comm, now.in_all)  # the farewell: everyone leaves with one model
+
+    def part(self, w: Worker) -> tuple[Tensor, float]:
+        return w.x, w.kept("now").in_all.samples or 1.0
 
     def average(self, w: Worker, comm: Comm, weight: Weight) -> None:
         w.average_replicas(weight, comm)
