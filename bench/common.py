@@ -1,30 +1,70 @@
-"""Interleaved comparison of two ways to do the same thing."""
+"""Interleaved comparison of two ways to do the same thing, each speed with the accuracy that its run reached."""
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
+if TYPE_CHECKING:
+    import hocket
+
+
+class Measured(NamedTuple):
+    """A speed or a time, and the test accuracy of the run that had it; NaN where nothing was trained."""
+
+    value: float
+    accuracy: float = float("nan")
+
+
+def speed_of(result: hocket.Result, unit: float = 1.0) -> Measured:
+    """Samples a second, or so many at a time. A run that diverged has no speed."""
+    if result.samples_per_s is None:
+        raise SystemExit(f"{result.strategy} with {result.workers} workers diverged: there is no speed to compare")
+    return Measured(result.samples_per_s / unit, result.test_metric or 0.0)
+
+
+def shown(runs: list[Measured], form: str = ",.3f") -> str:
+    """The median with the smallest and the largest, and the median accuracy where there is one."""
+    values, accuracy = [run.value for run in runs], statistics.median(run.accuracy for run in runs)
+    spread = f"{statistics.median(values):{form}} (from {min(values):{form}} to {max(values):{form}})"
+    return spread if accuracy != accuracy else f"{spread}, accuracy {accuracy:.4f}"
+
+
+def say_where() -> None:
+    """The commit and the machine."""
+    here = Path(__file__).parent
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    from hocket.measure.result import versions
+
+    found = versions()
+    mpi = " ".join(f"{name} {found[name]}" for name in ("mpi4py", "mpich") if name in found)
+    machine = f"{found['processor']}, {len(os.sched_getaffinity(0))} cores"
+    print(f"# commit {commit or 'unknown'}; {machine}; torch {found['torch']}, {mpi}", flush=True)
+
 
 def compare(
-    name_a: str, a: Callable[[], float], name_b: str, b: Callable[[], float], unit: str, rounds: int = 7
+    name_a: str, a: Callable[[], Measured], name_b: str, b: Callable[[], Measured], unit: str, rounds: int = 7
 ) -> float:
     """Run A B A B ... after one warm-up of each; print medians with spread, and the ratio A / B."""
     a()
     b()
-    found: dict[str, list[float]] = {name_a: [], name_b: []}
+    found: dict[str, list[Measured]] = {name_a: [], name_b: []}
     ratios = []
     for _ in range(rounds):
         found[name_a].append(a())
         found[name_b].append(b())
-        ratios.append(found[name_a][-1] / found[name_b][-1])
-        print(f"  {found[name_a][-1]:,.3f}  {found[name_b][-1]:,.3f}  ratio {ratios[-1]:.3f}", flush=True)
-    for name, values in found.items():
-        print(f"{name}: median {statistics.median(values):,.3f} {unit} (from {min(values):,.3f} to {max(values):,.3f})")
+        ratios.append(found[name_a][-1].value / found[name_b][-1].value)
+    for name, runs in found.items():
+        print(f"{name}: median {shown(runs)} {unit}", flush=True)
     ratio = statistics.median(ratios)
-    print(f"ratio: {ratio:.3f} (from {min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds)")
+    print(f"ratio: {ratio:.3f} (from {min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds)", flush=True)
     return ratio

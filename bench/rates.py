@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from common import compare  # noqa: F401 - sets one BLAS thread before NumPy is loaded
+from common import say_where  # before NumPy is loaded: it sets one BLAS thread
 
 import hocket
 from hocket import optim
@@ -20,6 +20,7 @@ def accuracy(task: str, optimizer: str | None) -> float:
 
 
 def main() -> None:
+    say_where()
     print("| optimizer | rate |", " | ".join(EPOCHS), "|")
     print("| --- |" + " --- |" * (1 + len(EPOCHS)))
     for name in [None, *sorted(optim.OPTIMIZERS)]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import compare
+from common import Measured, compare, say_where
 
 from hocket.core.collectives import ring
 from hocket.core.comm import Rank
@@ -36,11 +36,12 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for the ranks to find this file
     found: list[list[list[float]]] = []
 
-    def run() -> float:
+    def run() -> Measured:
         found.append(engine.make("mpi").run(Program("ring:both"), 2, Listener())[0])
-        return statistics.median(found[-1][0]) * 1e3
+        return Measured(statistics.median(found[-1][0]) * 1e3)
 
-    compare("ring", run, "native", lambda: statistics.median(found[-1][1]) * 1e3, "ms")
+    say_where()
+    compare("ring", run, "native", lambda: Measured(statistics.median(found[-1][1]) * 1e3), "ms")
 
 
 if __name__ == "__main__":

@@ -8,31 +8,31 @@ from __future__ import annotations
 import statistics
 import sys
 
-import common  # noqa: F401 - sets one BLAS thread
+from common import Measured, say_where, shown, speed_of
 
 import hocket
 
 ROUNDS = 7
 
 
-def samples_per_s(workers: int) -> float:
+def samples_per_s(workers: int) -> Measured:
     result = hocket.fit(
         "mnist-mlp", strategy="allreduce", engine="mpi", workers=workers, batch=512, epochs=3, trace=0, progress=False
     )
-    return result.samples_per_s
+    return speed_of(result)
 
 
 def main() -> None:
+    say_where()
     counts = [int(word) for word in sys.argv[1:]] or [1, 2]
-    found: dict[int, list[float]] = {n: [] for n in counts}
+    found: dict[int, list[Measured]] = {n: [] for n in counts}
     for _ in range(ROUNDS):
         for n in counts:
             found[n].append(samples_per_s(n))
-    base = statistics.median(found[counts[0]])
-    print(f"workers   samples/s (median, from, to of {ROUNDS})   over {counts[0]} worker(s)")
-    for n, values in found.items():
-        middle = statistics.median(values)
-        print(f"{n:7d}   {middle:,.0f}  {min(values):,.0f}  {max(values):,.0f}   {middle / base:.2f}")
+    base = statistics.median(run.value for run in found[counts[0]])
+    for n, runs in found.items():
+        over = statistics.median(run.value for run in runs) / base
+        print(f"{n} workers: {shown(runs, ',.0f')} samples/s, {over:.2f} times {counts[0]}")
 
 
 if __name__ == "__main__":

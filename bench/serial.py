@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from common import compare
+from common import Measured, compare, say_where, speed_of
 
 import hocket
 from hocket.tasks import task
@@ -20,13 +20,13 @@ def main() -> None:
     recipe = task.make("mnist-mlp").make(0, None)
     train, test = recipe.load()
     inputs, targets = train.take(torch.arange(len(train)))
-    few = test.take(torch.arange(100))
-    own = hocket.Task(model=recipe.model, data=((inputs, targets), few), batch=BATCH, lr=0.1)
+    judged = test.take(torch.arange(len(test)))
+    own = hocket.Task(model=recipe.model, data=((inputs, targets), judged), batch=BATCH, lr=0.1)
 
-    def ours() -> float:
-        return hocket.fit(own, strategy="serial", engine="threads", epochs=1, progress=False).samples_per_s
+    def ours() -> Measured:
+        return speed_of(hocket.fit(own, strategy="serial", engine="threads", epochs=1, progress=False))
 
-    def bare() -> float:
+    def bare() -> Measured:
         model = recipe.build_model(0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         began = time.perf_counter()
@@ -36,8 +36,12 @@ def main() -> None:
             loss = F.cross_entropy(model(inputs[index]), targets[index])
             loss.backward()
             optimizer.step()
-        return len(inputs) / (time.perf_counter() - began)
+        speed = len(inputs) / (time.perf_counter() - began)
+        with torch.no_grad():
+            accuracy = float((model(judged[0]).argmax(-1) == judged[1]).float().mean())
+        return Measured(speed, accuracy)
 
+    say_where()
     compare("hocket serial", ours, "bare PyTorch", bare, "samples/s")
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from common import compare
+from common import Measured, compare, say_where, speed_of
 
 import hocket
 
 BATCH, EPOCHS = 512, 4
 
 
-def run(strategy: str, workers: int) -> float:
+def run(strategy: str, workers: int) -> Measured:
     result = hocket.fit(
         "mnist-mlp", strategy=strategy, engine="mpi", workers=workers, batch=BATCH, epochs=EPOCHS, trace=0,
         progress=False,
     )  # fmt: skip
-    return result.samples_per_s
+    return speed_of(result)
 
 
 if __name__ == "__main__":
-    for strategy in ("server:mode=async", "server:mode=async,stale=none"):
+    say_where()
+    for strategy in ("server:mode=async", "server:mode=async,stale=none,lookahead=0"):
         compare(strategy, lambda s=strategy: run(s, 2), "serial", lambda: run("serial", 1), "samples/s")

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 
-from common import compare
+from common import Measured, compare, say_where, speed_of
 
 import hocket
 from hocket.tasks import task
@@ -20,12 +20,12 @@ MFLOP_A_SAMPLE = 0.606
 GATHERING = "hogwild:every=16"
 
 
-def batches(strategy: str, workers: int, batch: int) -> float:
+def batches(strategy: str, workers: int, batch: int) -> Measured:
     result = hocket.fit(
         "mnist-mlp", strategy=strategy, workers=workers, batch=batch, epochs=BATCHES[batch], lr=0.01, progress=False
     )
     assert result.shared is not None and result.engine == "threads"
-    return result.samples_per_s / batch
+    return speed_of(result, batch)
 
 
 def sgemm_gflops() -> float:
@@ -59,19 +59,20 @@ def copy_gb_per_s() -> float:
 
 
 if __name__ == "__main__":
+    say_where()
     task.make("mnist-mlp").make(0, None).load()
     peak = sgemm_gflops()
     print(f"one core: sgemm {peak:.1f} GFLOP/s, copies {copy_gb_per_s():.1f} GB/s")
     for batch in map(int, sys.argv[1:] or BATCHES):
         print(f"\nbatch {batch}")
-        last = {}
+        last: dict[str, Measured] = {}
 
-        def run(strategy: str, workers: int, batch: int = batch, last: dict[str, float] = last) -> float:
+        def run(strategy: str, workers: int, batch: int = batch, last: dict[str, Measured] = last) -> Measured:
             last[f"{strategy} {workers}"] = batches(strategy, workers, batch)
             return last[f"{strategy} {workers}"]
 
         compare("hogwild, 2 threads", lambda: run("hogwild", 2), "1 thread", lambda: run("hogwild", 1), "batches/s")
-        share = last["hogwild 2"] * batch * MFLOP_A_SAMPLE / 1e3 / (2 * peak)
+        share = last["hogwild 2"].value * batch * MFLOP_A_SAMPLE / 1e3 / (2 * peak)
         print(f"that is {share:.0%} of two cores' sgemm peak")
         compare(
             f"{GATHERING}, 2 threads", lambda: run(GATHERING, 2), "1 thread", lambda: run("hogwild", 1), "batches/s"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import compare
+from common import Measured, compare, say_where
 
 from hocket.core.replica import Replica
 from hocket.core.sharing import Sharing
@@ -51,10 +51,10 @@ class Bench:
         kernel.worker(0, self.task.batch).compile()
         print(f"compiled in {time.perf_counter() - began:.1f} s (less where it was cached)")
 
-    def speed(self, seconds: float) -> float:
-        return self.kernel.samples * self.task.epochs / seconds
+    def speed(self, seconds: float, name: str) -> Measured:
+        return Measured(self.kernel.samples * self.task.epochs / seconds, self.accuracies[name])
 
-    def hogwild(self, workers: int, every: int = 1) -> float:
+    def hogwild(self, workers: int, every: int = 1) -> Measured:
         sharing = Sharing("hogwild", self.kernel.dim, workers, every=every)
         vector = MappedVector.create(sharing, torch.zeros(self.kernel.dim))
         crew = [self.kernel.worker(index, self.task.batch) for index in range(workers)]
@@ -90,9 +90,9 @@ class Bench:
                 self.model.x.copy_(x)
                 scores = self.model.model.eval()(inputs)
             self.accuracies[name] = float(self.task.metric(scores, targets))
-        return self.speed(seconds)
+        return self.speed(seconds, name)
 
-    def scikit(self) -> float:
+    def scikit(self) -> Measured:
         """The same rows, epochs and strength of the penalty; its own shuffling and learning rates."""
         from sklearn.linear_model import SGDClassifier
 
@@ -104,7 +104,7 @@ class Bench:
         seconds = time.perf_counter() - began
         if "scikit-learn" not in self.accuracies:
             self.accuracies["scikit-learn"] = machine.score(matrix(self.test), self.test.targets)
-        return self.speed(seconds)
+        return self.speed(seconds, "scikit-learn")
 
 
 def matrix(rows: SparseRows) -> Any:
@@ -116,20 +116,21 @@ def matrix(rows: SparseRows) -> Any:
 
 def curve(bench: Bench, threads: list[int]) -> None:
     """Examples/s by the number of threads, and over one thread without a copy; medians of interleaved rounds."""
-    found: dict[tuple[int, int], list[float]] = {}
+    found: dict[tuple[int, int], list[Measured]] = {}
     for _ in range(ROUNDS):
         for workers in threads:
             for every in EVERY:
                 found.setdefault((workers, every), []).append(bench.hogwild(workers, every))
-    alone = statistics.median(found[threads[0], 1])
+    alone = statistics.median(run.value for run in found[threads[0], 1])
     print("| threads | " + " | ".join(f"every={every}" for every in EVERY) + " |\n| --- |" + " ---: |" * len(EVERY))
     for workers in threads:
-        speeds = [statistics.median(found[workers, every]) for every in EVERY]
+        speeds = [statistics.median(run.value for run in found[workers, every]) for every in EVERY]
         print(f"| {workers} | " + " | ".join(f"{v / 1e6:.2f} M ({v / alone:.2f})" for v in speeds) + " |", flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    say_where()
     bench = Bench()
     if len(sys.argv) > 1:
         curve(bench, [int(n) for n in sys.argv[1:]])

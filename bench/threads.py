@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 
-from common import compare  # noqa: F401 - sets one BLAS thread before NumPy is loaded
+from common import say_where, speed_of  # before NumPy is loaded: it sets one BLAS thread
 
 import hocket
 
@@ -24,6 +24,7 @@ def run(method: str, workers: int, batch: int) -> hocket.Result:
 
 
 if __name__ == "__main__":
+    say_where()
     threads = [int(n) for n in sys.argv[1:]] or [1, 2]
     for batch in EPOCHS:
         found: dict[tuple[str, int], list[hocket.Result]] = {}
@@ -31,13 +32,17 @@ if __name__ == "__main__":
             for workers in threads:
                 for method in METHODS:
                     found.setdefault((method, workers), []).append(run(method, workers, batch))
-        print(f"\nbatch {batch}: batches/s (mean staleness, in updates)", flush=True)
+        print(f"\nbatch {batch}: batches/s (mean staleness, in updates; test accuracy)", flush=True)
         print("| threads | " + " | ".join(METHODS) + " |\n| --- |" + " ---: |" * len(METHODS))
         for workers in threads:
             cells = []
             for method in METHODS:
                 runs = found[method, workers]
-                speed = statistics.median(r.samples_per_s / batch for r in runs)
+                diverged = sum(r.samples_per_s is None for r in runs)
+                if diverged:
+                    cells.append(f"{diverged} of {len(runs)} diverged")
+                    continue
+                speed, accuracy = (statistics.median(column) for column in zip(*map(speed_of, runs), strict=True))
                 stale = statistics.median(r.staleness["mean"] for r in runs)
-                cells.append(f"{speed:,.0f} ({stale:.1f})")
+                cells.append(f"{speed / batch:,.0f} ({stale:.1f}; {accuracy:.3f})")
             print(f"| {workers} | " + " | ".join(cells) + " |", flush=True)
