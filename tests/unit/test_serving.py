@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from hocket.core.clock import RealClock
 from hocket.core.message import Message
 from hocket.core.serving import Frame, Server, hyperparameters
 from hocket.strategies import strategy
+from hocket.strategies.server import Pace, ParameterServer
 
 
 class Script:
@@ -53,3 +55,21 @@ def test_a_step_waits_for_all_after_a_pause() -> None:
     strategy.make("server:mode=sync").server(server)
     assert steps == [3.0]
     assert comm.sent == [(0, "model"), (1, "model")] * 2
+
+
+def test_a_dynamic_slack_does_not_foresee_from_the_start_up() -> None:
+    """Both push first 100 s after the clock began; who is ahead is granted more only when two intervals are known."""
+    x = torch.zeros(1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(x)], lr=1.0)
+    frame = Frame(show=lambda worker: None, save=lambda: None, load=lambda packed: None)
+    comm: Any = Script([])
+    server = Server(comm, RealClock(), 2, x, x, optimizer, lambda: None, lambda *_, **__: None, frame)
+    pace = Pace(ParameterServer(mode="dssp", low=0, high=4), server)
+    for worker, now_s in ((1, 100.0), (0, 100.1), (0, 101.1)):
+        pace.pushed(worker, now_s)
+    assert pace.interval_s == [pytest.approx(1.0), 0.0]
+    assert not pace.may_go_on(0)
+    for worker, now_s in ((1, 103.0), (0, 103.1), (0, 104.1)):
+        pace.pushed(worker, now_s)
+    assert pace.interval_s == [pytest.approx(1.0), pytest.approx(3.0)]
+    assert pace.may_go_on(0), "the next push of the slow one is two steps away"

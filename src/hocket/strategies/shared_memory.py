@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from hocket.core.sharing import SMALLEST_LR, Backoff, Method, SharedVector, Shar
 from hocket.core.staleness import Handling
 from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
+
+FEW_WORKERS = 4
+"""Whose gradients are fresh enough to be applied as they are, at rates that suit a serial run."""
 
 
 def publish_step(shared: SharedVector, step: Tensor, lr: float) -> None:
@@ -32,8 +35,8 @@ class SharedMemory(Strategy):
     backoff_us: float = 1.0
     """Microseconds of a constant wait, and of the first that doubles."""
     backoff_max_us: float = 1000.0
-    stale: Handling = "none"
-    """How stale gradients are tempered."""
+    stale: Literal[Handling, "auto"] = "auto"
+    """How stale gradients are tempered; `auto` is `none`, but `gap-mean` for more than 4 workers."""
     every: int = 1
     """Batches that a worker takes on a copy of its own before it writes what they changed. 1 is the method as
     published; more means fewer writes, and staler ones."""
@@ -64,9 +67,15 @@ class SharedMemory(Strategy):
             backoff=self.backoff,
             backoff_s=self.backoff_us / 1e6,
             backoff_max_s=self.backoff_max_us / 1e6,
-            handling=self.stale,
+            handling=self.handling(workers),
             every=self.every,
         )
+
+    def handling(self, workers: int) -> Handling:
+        """Tempering takes a copy of what was read, which only pays where gradients are old: about workers - 1."""
+        if self.stale != "auto":
+            return self.stale
+        return "gap-mean" if workers > FEW_WORKERS else "none"
 
     def step_scale(self, workers: int) -> float:
         return 1.0  # nothing is averaged
