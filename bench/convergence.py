@@ -21,8 +21,8 @@ import hocket
 STRATEGIES = (
     "allreduce", "local-sgd", "diloco", "gossip", "gossip:kind=sgp", "gossip:kind=pull", "gossip:kind=push",
     "gossip:kind=adpsgd", "server", "server:mode=ssp", "server:mode=dssp", "server:mode=async",
-    "server:mode=async,push_every=4,fetch_every=4", "elastic", "elastic:order=round-robin", "mutex", "rwlock", "hogwild",
-    "leashed",
+    "server:mode=async,push_every=4,fetch_every=4", "elastic", "elastic:order=round-robin", "mutex", "rwlock",
+    "hogwild", "leashed",
 )  # fmt: skip
 
 
