@@ -126,10 +126,10 @@ def serving_s(parameters: int) -> float:
     """What the server does with one gradient: it tempers it, steps, and keeps what the worker reads."""
     x, g, pushed, read = torch.zeros((4, parameters))
     step = optim.step_of(optim.make_flat("sgd", x, g, 0.1, 0.0))
-    staleness = Staleness("gap", 2)
+    staleness = Staleness("gap-mean", 2, x)
 
     def serve() -> None:
-        g.copy_(staleness.temper(pushed, 1, x, read))
+        g.copy_(staleness.temper(pushed, 0.1, 1, x, read))
         step()
         read.copy_(x)
 

@@ -168,6 +168,9 @@ class Alone:
     def keep(self, name: str, value: Any) -> Any:
         return value
 
+    def portion(self, g: Any) -> float:
+        return 1.0
+
     def descend(self, g: Any) -> None:
         self.x -= self.lr
 
@@ -188,7 +191,7 @@ def test_compensation_goes_by_the_highest_rate_since_the_last_write() -> None:
     steps: Any = Hogwild(every=3).worker(alone)
     next(steps)
     for alone.lr in (0.1, 0.1, 1e-6, 1e-6, 0.0):
-        steps.send(SimpleNamespace(samples=1))
+        steps.send(SimpleNamespace(samples=1, vector=torch.zeros(1)))
     with pytest.raises(StopIteration):
         steps.send(None)
     assert alone.noted == [(pytest.approx(2.0, rel=1e-4), 0.1), (pytest.approx(1.0, rel=0.01), 1e-6)]
