@@ -59,8 +59,11 @@ class Strategy(ABC):
         """How a vector of `dim` parameters lies in shared memory, for a strategy that needs it."""
         return None
 
-    def compiled_sharing(self, dim: int, workers: int) -> Sharing | None:
-        """How compiled workers share the vector; None for a strategy that has no compiled form."""
+    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing | None:
+        """How compiled workers share the vector; None for a strategy that has no compiled form.
+
+        `sparse`: an update changes only what its samples touch.
+        """
         return self.sharing(dim, workers)
 
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers

@@ -35,7 +35,7 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
         kernel = _kernels[train]
     if kernel is None or plan.optimizer != "sgd" or plan.warmup:
         return None
-    if plan.momentum and not kernel.takes_momentum:
+    if plan.momentum and not kernel.touches_all:
         raise UserError(
             f"the compiled workers of task {plan.task.partition(':')[0]} change only what a sample touches, and hold "
             "no momentum, which would change everything; use --momentum 0, or --driver pytorch"
@@ -68,7 +68,9 @@ class CompiledWorkers:
         status.operation = "compute"
         with self._kernel.running():
             session.begin(course.gradients.replica)
-            sharing = session.strategy.compiled_sharing(self._kernel.dim, course.plan.workers)
+            sharing = session.strategy.compiled_sharing(
+                self._kernel.dim, course.plan.workers, sparse=not self._kernel.touches_all
+            )
             session.work(optimizer, optim.step_of(optimizer), course.plan.batch, sharing)
             shared = session.worker.shared
             assert isinstance(shared, MappedVector), "compiled workers run in real memory"

@@ -30,6 +30,7 @@ from hocket.run.past import read_curve
 from hocket.run.place import check_name
 from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
+from hocket.run.rehearsal import too_high
 from hocket.run.resolve import resolve, settled
 from hocket.run.signals import Interrupts
 from hocket.run.spec import RunSpec
@@ -78,6 +79,8 @@ class Training:
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
             recorder = Recorder(about, folder, display if display and self.is_root else Silent())
+            if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
+                display.note(warning)
             ranks = self.plan.workers + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":

@@ -21,7 +21,7 @@ class Serial(Strategy):
         if workers != 1:
             raise UserError(f"strategy serial runs 1 worker, got {workers}; use --workers 1, or --strategy allreduce")
 
-    def compiled_sharing(self, dim: int, workers: int) -> Sharing:
+    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing:
         """Who is alone needs no lock."""
         return Sharing("hogwild", dim, workers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -15,7 +15,7 @@ from hocket.core.staleness import Handling
 from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
-FEW_WORKERS = 4
+FEW_WORKERS = 2
 """Whose gradients are fresh enough to be applied as they are, at rates that suit a serial run."""
 
 
@@ -36,7 +36,8 @@ class SharedMemory(Strategy):
     """Microseconds of a constant wait, and of the first that doubles."""
     backoff_max_us: float = 1000.0
     stale: Literal[Handling, "auto"] = "auto"
-    """How stale gradients are tempered; `auto` is `none`, but `gap-mean` for more than 4 workers."""
+    """How stale gradients are tempered; `auto` is `gap-mean` for more than 2 workers, else `none`, and `none` for
+    compiled workers that change only what a sample touches."""
     every: int = 1
     """Batches that a worker takes on a copy of its own before it writes what they changed. 1 is the method as
     published; more means fewer writes, and staler ones."""
@@ -70,6 +71,12 @@ class SharedMemory(Strategy):
             handling=self.handling(workers),
             every=self.every,
         )
+
+    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing:
+        sharing = self.sharing(dim, workers)
+        if sparse and self.stale == "auto":  # sparse updates hardly meet, and their tempering takes longer than they do
+            return replace(sharing, handling="none")
+        return sharing
 
     def handling(self, workers: int) -> Handling:
         """Tempering takes a copy of what was read, which only pays where gradients are old: about workers - 1."""

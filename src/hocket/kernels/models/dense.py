@@ -349,7 +349,7 @@ class DenseWorker(KernelWorker):
 class DenseKernel(Kernel):
     """A multi-layer perceptron and its training data."""
 
-    takes_momentum = True
+    touches_all = True
     data: DenseData
 
     def __init__(self, widths: list[int], inputs: Tensor, targets: Tensor) -> None:

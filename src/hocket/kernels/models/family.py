@@ -138,7 +138,7 @@ class Kernel(ABC):
     samples: int
     data: NamedTuple
     """What its loop computes with, and does not change."""
-    takes_momentum: ClassVar[bool] = False
+    touches_all: ClassVar[bool] = False
 
     @abstractmethod
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> KernelWorker:
