@@ -22,6 +22,9 @@ from hocket.run.train import prepare
 from hocket.strategies import strategy
 from hocket.tasks import Task
 
+EVALUATE_EVERY = 0.2
+"""Epochs: the time to a target is no finer than the points of a curve."""
+
 
 @dataclass
 class Row:
@@ -169,7 +172,9 @@ def _spec_of(spec: RunSpec, name: str, workers: int) -> RunSpec:
     sim = spec.sim
     if strategy.make(name).most_workers == 1:  # who is alone has no slower worker
         sim = {key: value for key, value in sim.items() if key != "stragglers"}
-    return dataclasses.replace(spec, strategy=name, workers=workers, sim=sim, engine=named_engine(spec)[0] or None)
+    every = EVALUATE_EVERY if spec.evaluate_every is None else spec.evaluate_every
+    chosen = named_engine(spec)[0] or None
+    return dataclasses.replace(spec, strategy=name, workers=workers, sim=sim, engine=chosen, evaluate_every=every)
 
 
 def _check_twice(strategies: Sequence[str], workers: Sequence[int]) -> None:

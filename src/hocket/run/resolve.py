@@ -54,7 +54,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         optimizer=optimizer,
         seed=spec.seed,
         goal=Goal.never() if spec.target is None else Goal(spec.target, task.lower_is_better),
-        evaluate_every=spec.evaluate_every,
+        evaluate_every=1.0 if spec.evaluate_every is None else spec.evaluate_every,
         own_metrics=spec.own_metrics,
         device=spec.device,
         trace=spec.trace,
@@ -65,7 +65,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
 
 def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
     """The spec with all that was decided, so that it alone reproduces the run."""
-    names = ("workers", "batch", "lr", "lr_decay", "momentum", "optimizer")
+    names = ("workers", "batch", "lr", "lr_decay", "momentum", "optimizer", "evaluate_every")
     decided = {name: getattr(plan, name) for name in names}
     epochs = None if spec.steps is not None else _given(spec, task, "epochs")
     return dataclasses.replace(spec, engine=engine, epochs=epochs, **decided)

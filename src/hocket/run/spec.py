@@ -66,8 +66,8 @@ class RunSpec:
     lr_decay: float | None = setting(None, "What the learning rate is multiplied by after every epoch.")
     seed: int = setting(0, "Seed of data order and initial weights. [0]", fixed=True)
     target: float | None = setting(None, "Stop when the test metric reaches this.")
-    evaluate_every: float = setting(
-        1.0, "Epochs between two points of the learning curve; 0.1 is ten an epoch. [1]", fixed=True
+    evaluate_every: float | None = setting(
+        None, "Epochs between two points of the learning curve; 0.1 is ten an epoch. [1; compare: 0.2]", fixed=True
     )
     own_metrics: bool = setting(False, "In the end, also judge each worker's own replica.")
     data: str | None = setting(
