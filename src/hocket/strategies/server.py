@@ -34,8 +34,9 @@ class ParameterServer(Strategy):
     stale: Literal[Handling, "auto"] = "auto"
     """How stale gradients are tempered; `auto` is `gap-mean`, but `none` in mode=sync."""
     lookahead: float = 0.9
-    """But in mode=sync: each worker holds momentum, so much at least, and gets the parameters as they should be when
-    its gradient arrives (DANA, Hakimi 2019). 0: the server holds the optimizer's momentum, and nobody looks ahead."""
+    """But in mode=sync: each worker holds momentum, so much at least (beyond 16 workers 1 - 1.6 / workers), and gets the
+    parameters as they should be when its gradient arrives (DANA, Hakimi 2019). 0: the server holds the optimizer's
+    momentum, and nobody looks ahead."""
     push_every: int = 1
     """Downpour: gradients that an asynchronous worker adds up before it sends them."""
     fetch_every: int = 1
@@ -79,7 +80,9 @@ class ParameterServer(Strategy):
 
     def ahead(self, workers: int) -> float:
         """How much of the parameters' last movement is expected to go on; nothing is stale for one worker alone."""
-        return 0.0 if self.mode == "sync" or workers == 1 else self.lookahead
+        if self.mode == "sync" or workers == 1 or self.lookahead == 0:
+            return 0.0
+        return max(self.lookahead, 1 - 1.6 / workers)  # the more there are, the steadier each must move to be foreseen
 
     def step_scale(self, workers: int) -> float:
         return 1 / workers if self.mode == "sync" else 1.0
