@@ -22,7 +22,7 @@ ENOUGH = 0.5
 """Of the progress that as many serial steps make."""
 HALVINGS = 6
 """Of the rate, in search of one that would do."""
-PATIENCE_S = 4.0
+PATIENCE_S = 6.0
 """What takes longer goes without a warning."""
 JUDGED = 1024
 """Training samples that progress is measured on."""
@@ -38,6 +38,8 @@ def too_high(plan: Plan, task: Task, train: SampleSet) -> str:
     if sharing is None or plan.workers == 1 or plan.device != "cpu" or not optim.takes_momentum(plan.optimizer):
         return ""
     rehearsal = Rehearsal(plan, task, train, time.monotonic() + PATIENCE_S)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a worker has; more get in each other's way on small batches
     try:
         with seeded(plan.seed):
             share = rehearsal.share(plan.lr, sharing.handling)
@@ -46,6 +48,8 @@ def too_high(plan: Plan, task: Task, train: SampleSet) -> str:
             advice = rehearsal.advice(sharing.handling)
     except TooSlow:
         return ""
+    finally:
+        torch.set_num_threads(threads)
     return (
         f"lr {plan.lr:g} looks too high for {plan.workers} workers on one vector: in a rehearsal of {UPDATES} updates "
         f"they came {max(share, 0):.0%} as far as a serial run; {advice}"
