@@ -34,8 +34,8 @@ class ParameterServer(Strategy):
     stale: Literal[Handling, "auto"] = "auto"
     """How stale gradients are tempered; `auto` is `gap-mean`, but `none` in mode=sync."""
     lookahead: float = 0.9
-    """But in mode=sync: each worker holds momentum, so much at least (beyond 16 workers 1 - 1.6 / workers), and gets the
-    parameters as they should be when its gradient arrives (DANA, Hakimi 2019). 0: the server holds the optimizer's
+    """But in mode=sync: each worker holds momentum, so much at least (beyond 16 workers 1 - 1.6 / workers), and gets
+    the parameters as they should be when its gradient arrives (DANA, Hakimi 2019). 0: the server holds the optimizer's
     momentum, and nobody looks ahead."""
     push_every: int = 1
     """Downpour: gradients that an asynchronous worker adds up before it sends them."""
