@@ -43,7 +43,7 @@ def train(text: str, batch: int, *, even: bool = False) -> tuple[int, list[float
 
 if __name__ == "__main__":
     found = {}
-    for text in ("server:mode=sync", "server:mode=async,stale=none", "elastic:every=2"):
+    for text in ("server:mode=sync", "server:mode=async,stale=none,lookahead=0", "elastic:every=2"):
         try:
             rank, found[text] = train(text, 4, even=text != "server:mode=sync")
         except SystemExit:  # a server's script ends inside `prepare`
