@@ -51,7 +51,7 @@ def compare(
     task: str | Task,
     strategies: Sequence[str],
     *,
-    workers: Sequence[int] = (2,),
+    workers: int | Sequence[int] = 2,
     seeds: int = 3,
     tune: Sequence[str] = (),
     budget: float = BUDGET,
@@ -66,7 +66,8 @@ def compare(
     may cost it, in trainings of full length. Without `out` nothing is written.
     """
     spec, own = _spec(task, settings)
-    comparison = plan_comparison(spec, strategies, workers, seeds, tune, budget, own)
+    counts = [workers] if isinstance(workers, int) else workers
+    comparison = plan_comparison(spec, strategies, counts, seeds, tune, budget, own)
     display = choose(quiet=not progress)
     if warning := comparison.warning():
         display.note(warning)

@@ -116,7 +116,8 @@ class Comparison:
         """Where rows have one learning rate, but it means different things to them: one line; else empty."""
         if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
             return ""
-        scales = {row.strategy: _step_scale(row) for row in self.rows}
+        several = len({row.workers for row in self.rows if row.workers > 1}) > 1
+        scales = {row.strategy + f" on {row.workers}" * several: _step_scale(row) for row in self.rows}
         if len(set(scales.values())) == 1:
             return ""
         told = ", ".join(f"{name} {scale:g}" for name, scale in scales.items())

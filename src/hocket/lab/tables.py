@@ -107,7 +107,7 @@ def _table(columns: Sequence[str]) -> Table:
 
 
 def cost(tuning: Tuning) -> str:
-    return f"{tuning.samples:,} samples, {tuning.seconds:.3g} s"
+    return f"{tuning.samples:,} samples, {tuning.seconds:.3g} real s"
 
 
 def _spread(values: Sequence[float], form: str) -> str:
