@@ -27,6 +27,7 @@ from hocket.kernels.memory.locks import WRITING, drop, take
 from hocket.kernels.memory.updates import next_batch
 from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.models.family import BROKEN_LOCK
+from hocket.strategies import strategy
 from hocket.strategies.shared_memory import Hogwild
 
 METHODS = get_args(Method)
@@ -237,7 +238,8 @@ def test_workers_learn_together(method: Any, engine: str) -> None:
     assert result.shared is not None
     steps = [worker["steps"] for worker in result.per_worker]
     assert sum(steps) / 4 <= result.shared["updates"] <= sum(steps) / 4 + 3 * epochs
-    assert result.shared["peak_vectors"] <= Sharing(method, 1, 3, every=4).vectors
+    sharing = strategy.make(result.strategy).sharing(1, 3)
+    assert sharing is not None and result.shared["peak_vectors"] <= sharing.vectors
 
 
 @pytest.mark.parametrize("name", ["svm", "factorization"])

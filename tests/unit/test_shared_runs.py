@@ -26,6 +26,7 @@ from hocket.run.loading import load_task
 from hocket.run.rank import run_program
 from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
+from hocket.strategies import strategy
 
 METHODS = get_args(Method)
 EPOCHS, BATCH, SAMPLES = 6, 32, 1437
@@ -56,7 +57,8 @@ def check(result: hocket.Result, method: str, batches: int) -> None:
     assert found["updates"] + found["dropped"] == steps == batches
     assert sum(result.staleness["histogram"].values()) == found["updates"]
     assert result.staleness["max"] == max(map(int, result.staleness["histogram"]))
-    assert 1 + result.workers <= found["peak_vectors"] <= Sharing(method, 1, result.workers).vectors  # type: ignore[arg-type]
+    sharing = strategy.make(result.strategy).sharing(1, result.workers)
+    assert sharing is not None and 1 + result.workers <= found["peak_vectors"] <= sharing.vectors
     if method == "leashed":
         assert sum(found["failed_tries"].values()) == steps
         assert found["peak_vectors"] <= 3 * result.workers + 1
