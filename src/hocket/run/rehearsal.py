@@ -93,10 +93,10 @@ class Rehearsal:
         batches = Shards(len(self.train), 1, self.plan.batch, self.plan.seed).epoch(0, 0)
         before = float(source.evaluate(self.train, judged)[0])
         for first in range(0, UPDATES, workers):
-            if time.monotonic() > self.until_s:
-                raise TooSlow
             read = x.detach().clone()
             for worker, velocity in enumerate(velocities):
+                if time.monotonic() > self.until_s:
+                    raise TooSlow
                 source.compute(batches[(first + worker) % len(batches)])
                 velocity.mul_(self.plan.momentum).add_(replica.g)
             with torch.no_grad():

@@ -69,6 +69,8 @@ class Training:
             raise UserError("checkpoints need a folder; give one with out=")
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
+            if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
+                display.note(warning)
             about = About(
                 self.plan,
                 self.task,
@@ -79,8 +81,6 @@ class Training:
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
             recorder = Recorder(about, folder, display if display and self.is_root else Silent())
-            if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
-                display.note(warning)
             ranks = self.plan.workers + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":
