@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sim-server": dict(task="blobs", strategy="server:mode=async", workers=16, engine="sim", batch=16, steps=60),
 }
 
+HERE_ALONE: dict[str, dict[str, Any]] = {
+    "server": dict(strategy="server:mode=async,stale=none,lookahead=0"),
+}
+"""Settings of this checkout that make it do what one before it did."""
+
 RUN = """
 import json, sys, hocket
 case = json.loads(sys.argv[1])
@@ -57,11 +62,12 @@ def main() -> None:
     other, *names = sys.argv[1:] or sys.exit(__doc__)
     for name in names or CASES:
         found: dict[Path, list[tuple[float, float]]] = {HERE: [], Path(other): []}
+        cases = {HERE: CASES[name] | HERE_ALONE.get(name, {}), Path(other): CASES[name]}
         for src in found:
-            measure(src, CASES[name])
+            measure(src, cases[src])
         for _ in range(ROUNDS):
             for src, runs in found.items():
-                runs.append(measure(src, CASES[name]))
+                runs.append(measure(src, cases[src]))
         ratios = [a / b for (a, _), (b, _) in zip(*found.values(), strict=True)]
         medians = [statistics.median(speed for speed, _ in runs) for runs in found.values()]
         accuracies = [statistics.median(accuracy for _, accuracy in runs) for runs in found.values()]
