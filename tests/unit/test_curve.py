@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import Odd, three_classes
 from torch import Tensor, nn
 
 import hocket
@@ -19,27 +20,9 @@ SAMPLES = 240
 JITTER = {"compute": "lognormal:1ms:0.4", "stragglers": "1x2"}
 
 
-def samples() -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(7)
-    x = torch.randn(SAMPLES, 5, generator=g)
-    return x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
-
-
-class Odd(nn.Module):
-    """A model that no compiled workers are known for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x) * 1.0
-        return out
-
-
-TASK = hocket.Task(model=Odd, data=(samples(), samples()), batch=8, epochs=4, lr=0.1)
+TASK = hocket.Task(model=Odd, data=(three_classes(), three_classes()), batch=8, epochs=4, lr=0.1)
 DENSE = hocket.Task(
-    model=lambda: nn.Sequential(nn.Linear(5, 3)), data=(samples(), samples()), batch=8, epochs=4, lr=0.1
+    model=lambda: nn.Sequential(nn.Linear(5, 3)), data=(three_classes(), three_classes()), batch=8, epochs=4, lr=0.1
 )
 
 

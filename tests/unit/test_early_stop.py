@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tiny import on_threads
-from torch import Tensor, nn
+from tiny import Odd, on_threads, three_classes
+from torch import nn
 
 import hocket
 from hocket.core.brake import Brake
@@ -24,27 +23,13 @@ TEXTS = [
 EPOCHS, TARGET = 60, 0.9
 
 
-def samples() -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(7)
-    x = torch.randn(240, 5, generator=g)
-    return x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
-
-
-class Odd(nn.Module):
-    """A model that no compiled workers are known for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x) * 1.0
-        return out
-
-
-ODD = hocket.Task(model=Odd, data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05)
+ODD = hocket.Task(model=Odd, data=(three_classes(), three_classes()), batch=8, epochs=EPOCHS, lr=0.05)
 DENSE = hocket.Task(
-    model=lambda: nn.Sequential(nn.Linear(5, 3)), data=(samples(), samples()), batch=8, epochs=EPOCHS, lr=0.05
+    model=lambda: nn.Sequential(nn.Linear(5, 3)),
+    data=(three_classes(), three_classes()),
+    batch=8,
+    epochs=EPOCHS,
+    lr=0.05,
 )
 
 

@@ -46,3 +46,22 @@ def on_threads(main: Callable[[Rank], Any], size: int) -> list[Any]:
 
 def on_sim(main: Callable[[Rank], Any], size: int, **options: Any) -> list[Any]:
     return Sim(**options).run(main, size, Listener())
+
+
+def three_classes() -> tuple[Tensor, Tensor]:
+    """240 samples of 5 numbers, which a linear model tells apart."""
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(240, 5, generator=g)
+    return x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
+
+
+class Odd(nn.Module):
+    """A model that no compiled workers are known for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * 1.0
+        return out
