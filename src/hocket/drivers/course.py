@@ -68,7 +68,7 @@ class Course:
         with clock.paused():
             self.ledger.initial_loss = self.judge.initial_loss()
             ready = torch.tensor([session.comm.common(clock.now())], dtype=torch.float64)
-            session.group.all_reduce(ready, "max")
+            session.everyone.all_reduce(ready, "max")
         # After all are ready, since ranks that are threads share torch's generator
         torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
         now = clock.now()  # from where all were ready, whenever this rank came to run again
@@ -85,12 +85,12 @@ class Course:
         driver: dict[str, Any] = saved["driver"]
         self._regrouped = driver.get("regrouped", False)
         with self.clock.paused():
-            session.group.barrier()
+            session.everyone.barrier()
             session.load_random(saved)
             self._load(driver)
             session.trace.origin_s = self.began_s
             self._saved_at_s = self._real.now()
-            session.group.barrier()
+            session.everyone.barrier()
             self.clock.line_up()
         return driver
 
@@ -113,7 +113,7 @@ class Course:
         self.schedule.set(epoch * self.shards.steps + step + 1)
         loss = self.gradients.compute(index, self._ready(samples / self.plan.batch))
         if worker.on_part is None:
-            clock.charge(samples / self.plan.batch)
+            clock.charge(self.gradients.work * samples / self.plan.batch)
         if loss is not None:
             self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
         self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)
@@ -165,7 +165,7 @@ class Course:
     def _agreed(self, verdict: Verdict) -> Verdict:
         """What one worker has seen holds for all; the worst counts."""
         worst = torch.tensor([VERDICTS.index(verdict)])
-        self.session.group.all_reduce(worst, "max")
+        self.session.everyone.all_reduce(worst, "max")
         return VERDICTS[int(worst)]
 
     @contextmanager
@@ -175,11 +175,11 @@ class Course:
         now = self.now()
         with self.clock.paused(), self._real.paused():
             times = torch.tensor([now, -now], dtype=torch.float64)
-            self.session.group.all_reduce(times, "max")
+            self.session.everyone.all_reduce(times, "max")
             latest, earliest = float(times[0]), -float(times[1])
             yield latest
             if self.session.strategy.lockstep:
-                self.clock.come_back(self.began_s + now, self.began_s + earliest, self.plan.workers)
+                self.clock.come_back(self.began_s + now, self.began_s + earliest, self.session.everyone.size)
 
     def judge_alone(self, step: int, now: float, values: Tensor) -> bool:
         """One worker looks at the model, outside its clock; True if it has reached the goal."""
@@ -233,7 +233,7 @@ class Course:
         """All workers save the run together, with the position in the data. True if it shall end here."""
         with self._real.paused(), self.session.pause():
             stop = torch.tensor([int(self.rank.brake.purpose == "stop")])
-            self.session.group.all_reduce(stop, "max")
+            self.session.everyone.all_reduce(stop, "max")
             self.rank.brake.release()
             about = self._about(self.steps_done())
             states = self.session.gather(self._state() | position())
@@ -247,7 +247,7 @@ class Course:
     def _about(self, step: int) -> dict[str, Any]:
         plan = self.plan
         names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
-        known = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": self.gradients.replica.x.numel()}
+        known = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": self.session.portion.parameters}
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:
@@ -269,11 +269,12 @@ class Course:
     def end(self, own: dict[str, Any]) -> dict[str, Any]:
         """The last look, and the report; `own` is what is known of this replica before the farewell."""
         self.pulse(final=True)
+        session = self.session
         seconds, real_seconds = self.now(), self._real.now()
         with self.clock.paused():
             self.session.comm.settle()
             if self.rank.comm.rank == 0:
-                self.rank.tell("model", {}, model_bytes(self.gradients.replica))
+                self.rank.tell("model", {}, model_bytes(session.portion.state_dict()))
             steps = self.steps_done()
             self._check_samples()
         known = {
@@ -302,4 +303,4 @@ class Course:
     def own_replica(self, values: Tensor) -> dict[str, Any]:
         """How far this replica is from the others, and how good it is by itself; all call it together."""
         with self.clock.paused(), self._real.paused():
-            return self.judge.own_replica(values)
+            return self.judge.own_replica(values, self.session.portion.square)

@@ -23,6 +23,8 @@ class Gradients(Protocol):
     """Finds the gradient of a replica. A gradient stays as it is until the next one is asked for."""
 
     replica: Replica
+    work: float
+    """Share of a whole model's computing that this rank does: what a virtual clock charges after a gradient."""
 
     def compute(self, index: Tensor, ready: Ready | None) -> Tensor | None:
         """Put the gradient on these training samples into `replica.g`; returns the loss, None where there are none."""
@@ -34,8 +36,8 @@ class Gradients(Protocol):
 class WholeModel:
     """The whole model in one process, its gradient by autograd."""
 
-    def __init__(self, task: Task, replica: Replica, train: SampleSet) -> None:
-        self.replica = replica
+    def __init__(self, task: Task, replica: Replica, train: SampleSet, work: float = 1.0) -> None:
+        self.replica, self.work = replica, work
         self._task, self._train = task, train
         self._module, self._device = replica.model, replica.x.device
         self._module.train()

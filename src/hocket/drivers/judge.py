@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,15 +105,18 @@ class Judge:
             self._workers.all_reduce(mean, "mean")
         return mean
 
-    def own_replica(self, values: Tensor) -> dict[str, Any]:
-        """How far the workers' replicas are apart and, on request, how good this one is; all call it together."""
+    def own_replica(self, values: Tensor, square: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """How far the workers' replicas are apart and, on request, how good this one is; all call it together.
+
+        `square` gives the sum of squares of a vector, over all parts of a model that is split.
+        """
         mean = values.clone()
         if self._workers.size > 1:
             self._workers.all_reduce(mean, "mean")
-        square = (values - mean).double().square().sum().reshape(1).cpu()
-        self._workers.all_reduce(square, "mean")
-        distance = {"consensus_distance": finite(float(square.sqrt()))}
-        if not self._of_each or not square > 0:
+        apart = square(values - mean)
+        self._workers.all_reduce(apart, "mean")
+        distance = {"consensus_distance": finite(float(apart.sqrt()))}
+        if not self._of_each or not apart > 0:
             return distance
         _, metric = self.alone(values)
         self._workers.barrier()

@@ -18,6 +18,8 @@ from hocket.drivers.plan import Plan
 from hocket.drivers.report import server_report
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
+from hocket.drivers.split_model import seat, split_gradients
+from hocket.layouts.mesh import Mesh
 from hocket.measure.trace import Trace
 from hocket.tasks import SampleSet, Task
 
@@ -27,6 +29,8 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     device = device_of(plan.device, rank.comm.rank)
     if device.type == "cpu":
         torch.set_num_threads(1)  # or the speed-up over one worker is fake
+    if plan.made_layout.ranks > 1:
+        return _run_part(rank, plan, task, train.to(device), test.to(device), device)
     session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))
     replica = Replica(task.build_model(plan.seed), device)
     if session.is_server:
@@ -47,6 +51,23 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     session.work(optimizer, optim.step_of(optimizer), plan.batch)
     position = course.begin(schedule)
     return train_in_step(course, position) if pool is None else FromPool(course, pool, position).run()
+
+
+def _run_part(
+    rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet, device: torch.device
+) -> dict[str, Any]:
+    """The life of a rank with a part of a model: its worker is all ranks that have parts of the same."""
+    mesh = Mesh(rank.comm, plan.made_layout)
+    session = Session(
+        seat(rank, mesh), plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace), mesh.everyone
+    )
+    gradients, portion = split_gradients(session, mesh, task, task.build_model(plan.seed), train, device)
+    course = Course(session, plan, task, gradients, train, test)
+    optimizer = optim.make(plan.optimizer, gradients.replica, plan.lr, plan.momentum)
+    schedule = Schedule(plan, optimizer, course.shards.steps)
+    session.begin(gradients.replica, portion)
+    session.work(optimizer, optim.step_of(optimizer), plan.batch)
+    return train_in_step(course, course.begin(schedule))
 
 
 def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hocket.layouts.mesh import Layout
 from hocket.strategies import Strategy, strategy
 
 
@@ -73,10 +74,21 @@ class Plan:
     """The checkpoint to go on from; empty is a new start."""
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
+    layout: str = ""
+    """How a worker's model is split over ranks, such as tensor=2; empty is not at all."""
 
     @cached_property
     def made_strategy(self) -> Strategy:
         return strategy.make(self.strategy)
+
+    @cached_property
+    def made_layout(self) -> Layout:
+        return dataclasses.replace(Layout.parse(self.layout), data=self.workers)
+
+    @property
+    def training_ranks(self) -> int:
+        """Workers, each as many ranks as its model is split over."""
+        return self.workers * self.made_layout.ranks
 
     @property
     def driver(self) -> str:

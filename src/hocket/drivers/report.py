@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from safetensors.torch import save
+from torch import Tensor
 
-from hocket.core.replica import Replica
 from hocket.core.serving import Server
 from hocket.drivers.session import Session
 from hocket.measure.meter import Totals
@@ -20,7 +20,7 @@ def report(session: Session, seconds: float) -> dict[str, Any]:
         "steps": worker.step,
         "samples": session.rank.status.samples,
         "staleness": {str(k): v for k, v in worker.staleness.items()},
-        "parameters": session.replica.x.numel(),
+        "parameters": session.portion.parameters,
         **_traffic(session),
         **_times(session.totals, seconds, worker.shared.lock_wait_s() if shared else 0.0),
     }
@@ -76,7 +76,6 @@ def _shared_vector(session: Session) -> dict[str, Any]:
     }
 
 
-def model_bytes(replica: Replica) -> bytes:
-    """The model's state dict as a safetensors file."""
-    state = replica.model.state_dict()
+def model_bytes(state: dict[str, Tensor]) -> bytes:
+    """A model's state dict as a safetensors file."""
     return bytes(save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}))

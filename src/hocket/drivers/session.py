@@ -19,6 +19,7 @@ from hocket.core.sharing import Sharing
 from hocket.core.state import Kept, moved, refill
 from hocket.core.worker import Strategy, Worker
 from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
+from hocket.layouts.portion import AllOfIt, Portion
 from hocket.measure.meter import Metered, Totals
 from hocket.measure.timebase import ahead_s
 from hocket.measure.trace import Trace
@@ -35,7 +36,14 @@ class Session:
     """
 
     def __init__(
-        self, rank: Rank, strategy: Strategy, workers: int, seed: int, device: torch.device, trace: Trace | None = None
+        self,
+        rank: Rank,
+        strategy: Strategy,
+        workers: int,
+        seed: int,
+        device: torch.device,
+        trace: Trace | None = None,
+        everyone: Comm | None = None,
     ) -> None:
         self.rank, self.strategy, self.workers, self._seed = rank, strategy, workers, seed
         self.is_server = rank.comm.rank >= workers
@@ -43,6 +51,8 @@ class Session:
         self.totals = Totals()
         self.group: Comm = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else rank.comm
         """The workers, or the servers, among themselves: what is said here is not counted."""
+        self.everyone = everyone or self.group
+        """All who train: where a model is split over ranks, `rank.comm` has only those with the same part of it."""
         self._device = device
         self._mail = Mailbox(self._on_device(self.group))
         self.comm = self._metered(self._mail)
@@ -58,15 +68,19 @@ class Session:
 
     # The life of a worker
 
-    def begin(self, replica: Replica) -> None:
-        """Everyone sets out from rank 0's weights."""
+    def begin(self, replica: Replica, portion: Portion | None = None) -> None:
+        """Everyone sets out from rank 0's weights. `portion` is what the replica is of the model, unless all of it."""
         self.replica = replica
+        self.portion = portion or AllOfIt(replica)
         self.rank.status.step = self.rank.status.samples = 0
         with self.rank.clock.paused():
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             self.rank.comm.barrier()
-            self.comm.ahead_s = self.world.ahead_s = ahead_s(self.rank.comm, self.rank.clock)
+            all_ranks = self.rank.comm if self.everyone is self.group else self.everyone
+            ahead = ahead_s(all_ranks, self.rank.clock)
+            self.comm.set_ahead(ahead)
+            self.world.set_ahead(ahead)
 
     def work(
         self,
@@ -179,7 +193,7 @@ class Session:
             self._mail.take_in()
             self.comm.settle()
             yield
-            self.group.barrier()
+            self.everyone.barrier()
             self.rank.clock.line_up()
             self._tell_servers("back")
 
@@ -190,7 +204,7 @@ class Session:
     def gather(self, more: dict[str, Any]) -> list[Tensor]:
         """Every rank's packed state, on worker 0; called inside `pause`. `more` is what the driver adds of its own."""
         comm, me = self.rank.comm, self.rank.comm.rank
-        own = pack_state(self._worker_state() | {"driver": more})
+        own = pack_state(self.portion.whole(self._worker_state()) | {"driver": more})
         if me:
             comm.isend(0, Message("state", (), (own,)), FRAME).wait()
             return []
@@ -212,6 +226,7 @@ class Session:
                         comm.recv(r, FRAME)
             else:
                 state = unpack_state(comm.recv(0, FRAME)[1].tensors[0])
+            state = self.portion.own(state)
             self._load_common(state)
             self._load_worker(state)
         return state

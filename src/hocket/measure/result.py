@@ -58,6 +58,8 @@ class Result:
     curve: list[dict[str, Any]]
     parameters: int
     versions: dict[str, str]
+    layout: str = ""
+    """How each model was split over ranks; `workers` counts these, and `per_worker` has the first of each model."""
     time_to_loss: dict[str, float | None] = field(default_factory=dict)
     """When the training loss was at 75, 50, 10, 5 and 2.5 % of the initial one: the mean over some 2,048 samples of all
     workers together."""

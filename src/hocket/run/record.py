@@ -98,7 +98,10 @@ class Recorder(Listener):
         self._display.note(line)
 
     def tick(self, statuses: Sequence[Status]) -> None:
-        self._statuses = statuses[: self._about.plan.workers]  # servers have no progress of their own
+        plan = self._about.plan
+        self._statuses = statuses[
+            : plan.training_ranks : plan.made_layout.ranks
+        ]  # servers have no progress of their own
         if self._folder and any(status.step for status in self._statuses):
             self._folder.start()  # now the record may take the place of another
         self._display.update(self._statuses)
@@ -119,8 +122,9 @@ class Recorder(Listener):
         return missing
 
     def _finished(self, everyone: list[dict[str, Any]]) -> Result:
-        workers = self._about.plan.workers
-        reports, servers = everyone[:workers], everyone[workers:]
+        plan = self._about.plan
+        # Of a model that is split, the rank with its first part speaks for all
+        reports, servers = everyone[: plan.training_ranks : plan.made_layout.ranks], everyone[plan.training_ranks :]
         first = reports[0]
         histogram: Counter[int] = Counter()
         for report in servers or reports:  # where there are servers, updates happen there
@@ -183,7 +187,8 @@ class Recorder(Listener):
             strategy=plan.strategy,
             engine=self._about.engine,
             driver=plan.driver,
-            workers=plan.workers,
+            workers=plan.training_ranks,
+            layout=plan.layout,
             seed=plan.seed,
             train_loss=last.get("train_loss"),
             test_loss=last.get("test_loss"),

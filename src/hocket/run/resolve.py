@@ -14,6 +14,7 @@ from hocket.core.registry import convert
 from hocket.core.shard import Shards
 from hocket.core.units import seconds
 from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.layouts.mesh import Layout
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task
@@ -30,8 +31,12 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     """The plan that a spec stands for. `samples` is how many the task trains on."""
     check_numbers(spec)
     chosen = strategy.make(spec.strategy)
+    layout = Layout.parse(spec.layout)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
+    if spec.layout:
+        workers = layout.over(spec.workers).data
     chosen.check(workers)
+    check_layout(layout, chosen, _given(spec, task, "optimizer"))
     optimizer: str = _given(spec, task, "optimizer")
     batch: int = _given(spec, task, "batch")
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
@@ -60,15 +65,29 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),
         resume="",
+        layout=spec.layout,
     )
 
 
 def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
     """The spec with all that was decided, so that it alone reproduces the run."""
     names = ("workers", "batch", "lr", "lr_decay", "momentum", "optimizer", "evaluate_every")
-    decided = {name: getattr(plan, name) for name in names}
+    decided = {name: getattr(plan, name) for name in names} | {"workers": plan.training_ranks}
     epochs = None if spec.steps is not None else _given(spec, task, "epochs")
     return dataclasses.replace(spec, engine=engine, epochs=epochs, **decided)
+
+
+def check_layout(layout: Layout, chosen: Strategy, optimizer: str) -> None:
+    """Refuse what does not go with a model that is split."""
+    if layout.ranks == 1:
+        return
+    if chosen.server_ranks() or not chosen.lockstep or "shared-memory" in chosen.needs:
+        raise UserError(
+            f"strategy {chosen.name}: the parts of a split model take their steps together, without servers and "
+            f"shared memory; leave --layout out, or use a strategy such as allreduce, local-sgd or diloco"
+        )
+    if (name := optim.parse(optimizer)[0]) not in optim.ELEMENTWISE:
+        raise UserError(f"optimizer {name} looks at whole layers, and a layout splits them; use sgd or adam")
 
 
 def default_workers(chosen: Strategy) -> int:

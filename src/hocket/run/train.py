@@ -81,7 +81,7 @@ class Training:
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
             recorder = Recorder(about, folder, display if display and self.is_root else Silent())
-            ranks = self.plan.workers + self.plan.servers
+            ranks = self.plan.training_ranks + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":
                 raise KeyboardInterrupt
@@ -130,7 +130,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         text, reason = best_engine(plan.made_strategy.needs, compiled=plan.compiled, named=bool(spec.task))
     elif plan.compiled:
         reason = " (compiled workers)"
-    chosen = make_engine(spec, text, plan.workers)
+    chosen = make_engine(spec, text, plan.training_ranks)
     device_of(plan.device, 0)
     _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
     title = _title(plan, f"engine {text}{reason}")
@@ -149,7 +149,9 @@ def _workers(spec: RunSpec, text: str) -> int | None:
 
 def _is_compiled(driver: str, text: str, plan: Plan, task: Task, train: SampleSet) -> bool:
     """Whether the workers run compiled: if that was asked for, and in shared memory wherever they can."""
-    if driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
+    if plan.layout and driver == "compiled":
+        raise UserError("compiled workers have whole models; leave --layout out, or use --driver pytorch")
+    if plan.layout or driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
         return False
     why_not = _why_not_compiled(text, plan, task, train)
     if why_not and driver == "compiled":
@@ -196,7 +198,7 @@ def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> Non
             f"engine {chosen.name} starts fresh processes, which must find the task by name: define it at the top "
             f"level of a file and pass 'path/to/file.py:task', or use engine={' or '.join(map(repr, able))}"
         )
-    chosen.check(plan.workers)
+    chosen.check(plan.training_ranks)
 
 
 @contextmanager
@@ -213,6 +215,8 @@ def _torch_as_it_was() -> Iterator[None]:
 def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     task = Path(plan.task).name or "task"
+    if plan.layout:
+        workers += f", {plan.training_ranks} ranks ({plan.layout})"
     return (
         f"{task}: {plan.strategy} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
     )

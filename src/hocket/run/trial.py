@@ -11,6 +11,7 @@ from hocket import optim
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.drivers.plan import Plan
+from hocket.layouts.survey import survey
 from hocket.run.blame import TaskError, blaming
 from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
@@ -28,6 +29,8 @@ def try_out(plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> Replic
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
                 raise TaskError(f"Task.loss must return one number as a tensor with a gradient; it gave {_shape(loss)}")
             model.model.eval()
+            if plan.made_layout.ranks > 1:
+                survey(model.model, plan.made_layout, train.take(torch.arange(plan.batch))[0])
             metric = _call(task.metric, "metric", model, test, plan.batch)
             if not (isinstance(metric, (int, float)) or (isinstance(metric, Tensor) and metric.numel() == 1)):
                 raise TaskError(f"Task.metric must return one number; it gave {_shape(metric)}")
