@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket import UserError
+from hocket.layouts.mesh import Layout
+from hocket.layouts.survey import survey
 
 
 def perceptron() -> nn.Module:
@@ -103,3 +105,12 @@ def test_replicas_are_as_far_apart_as_those_in_one_piece() -> None:
 def test_bad_layouts_are_refused_in_one_line(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         hocket.fit(task(), **{"engine": "threads", "progress": False} | settings)
+
+
+@pytest.mark.parametrize("layout", ["tensor=2", "tensor=3"])
+def test_a_run_sends_the_bytes_that_were_told_beforehand(layout: str) -> None:
+    """And no more: what is sent when somebody looks at the model does not count."""
+    inputs, _ = doubled()
+    told = sum(layer.sent for layer in survey(perceptron(), Layout.parse(layout).over(None), inputs[:8]))
+    assert told > 0
+    assert fit(layout).bytes_sent == 60 * told

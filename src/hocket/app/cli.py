@@ -300,6 +300,24 @@ def tune(
     print(as_command(applied(asked, tuning.best)), f"record: {out}", sep="\n")
 
 
+@app.command()
+@takes_settings("train")
+def layout(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK] [KEY=VALUE]...", help="A task, or path/to/file.py:task; then settings."),
+    ] = None,
+    **settings: Any,
+) -> None:
+    """Show how a layout splits a task's model, and the bytes that a step of training sends."""
+    from hocket.app.layout_table import rows, summary
+    from hocket.run.train import prepare
+
+    training = prepare(collected(words or [], settings, None))
+    _show(rows(training))
+    print(summary(training))
+
+
 def _show(table: Table) -> None:
     from rich.console import Console
 

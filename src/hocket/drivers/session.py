@@ -66,6 +66,10 @@ class Session:
     def _metered(self, comm: Comm) -> Metered:
         return Metered(comm, self.rank.clock, self.rank.status, self.trace, self.totals)
 
+    def beside(self, comm: Comm) -> Comm:
+        """Another communicator of this rank's, whose traffic counts as the strategy's does."""
+        return self.comm.around(self._on_device(comm))
+
     # The life of a worker
 
     def begin(self, replica: Replica, portion: Portion | None = None) -> None:

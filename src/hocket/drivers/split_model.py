@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hocket.core.comm import Rank
+from hocket.core.comm import Comm, Rank
+from hocket.core.forward import Forwarding
+from hocket.core.replica import Replica
 from hocket.drivers.gradients import Gradients, WholeModel
 from hocket.drivers.session import Session
 from hocket.layouts.mesh import Mesh
@@ -28,9 +32,38 @@ def seat(rank: Rank, mesh: Mesh) -> Rank:
     return dataclasses.replace(rank, comm=mesh.data, tell=tell)
 
 
+class Sometimes(Forwarding):
+    """Counts what training sends, and not what is sent when somebody looks at the model."""
+
+    def __init__(self, metered: Comm, bare: Comm) -> None:
+        super().__init__(metered)
+        self._bare = bare
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        metered, self.inner = self.inner, self._bare
+        try:
+            yield
+        finally:
+            self.inner = metered
+
+
+class SplitModel(WholeModel):
+    """A model that talks to its other parts while it computes, and otherwise looks like a whole one."""
+
+    def __init__(self, task: Task, replica: Replica, train: SampleSet, comm: Sometimes, ranks: int) -> None:
+        super().__init__(task, replica, train, work=1 / ranks)
+        self._comm = comm
+
+    def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
+        with self._comm.uncounted():
+            return super().evaluate(samples, index)
+
+
 def split_gradients(
     session: Session, mesh: Mesh, task: Task, model: nn.Module, train: SampleSet, device: torch.device
 ) -> tuple[Gradients, Portion]:
     """Where this rank's gradients come from, and what it has of the model."""
-    placed = place(model, mesh, session.comm.around(mesh.within), device)
-    return WholeModel(task, placed.replica, train, work=1 / mesh.layout.ranks), placed.portion
+    comm = Sometimes(session.beside(mesh.within), mesh.within)
+    placed = place(model, mesh, comm, device)
+    return SplitModel(task, placed.replica, train, comm, mesh.layout.ranks), placed.portion
