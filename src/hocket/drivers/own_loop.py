@@ -14,6 +14,7 @@ from hocket.drivers.course import Course
 from hocket.drivers.feed import Pool
 from hocket.drivers.from_pool import FromPool
 from hocket.drivers.gradients import WholeModel
+from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
 from hocket.drivers.report import server_report
 from hocket.drivers.schedule import Schedule
@@ -61,13 +62,14 @@ def _run_part(
     session = Session(
         seat(rank, mesh), plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace), mesh.everyone
     )
-    gradients, portion = split_gradients(session, mesh, task, task.build_model(plan.seed), train, device)
+    gradients, portion = split_gradients(session, mesh, task, task.build_model(plan.seed), train, device, plan.batch)
     course = Course(session, plan, task, gradients, train, test)
     optimizer = optim.make(plan.optimizer, gradients.replica, plan.lr, plan.momentum)
     schedule = Schedule(plan, optimizer, course.shards.steps)
     session.begin(gradients.replica, portion)
     session.work(optimizer, optim.step_of(optimizer), plan.batch)
-    return train_in_step(course, course.begin(schedule))
+    report = train_in_step(course, course.begin(schedule))
+    return report | {"pipeline": gradients.measured()} if isinstance(gradients, Pipelined) else report
 
 
 def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:

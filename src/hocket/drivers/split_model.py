@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.core.comm import Comm, Rank
-from hocket.core.forward import Forwarding
+from hocket.core.clock import RealClock
+from hocket.core.comm import Rank
 from hocket.core.replica import Replica
 from hocket.drivers.gradients import Gradients, WholeModel
+from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.session import Session
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.placing import place
 from hocket.layouts.portion import Portion
+from hocket.measure.sometimes import Sometimes
 from hocket.tasks import SampleSet, Task
 
 
@@ -30,22 +30,6 @@ def seat(rank: Rank, mesh: Mesh) -> Rank:
             rank.tell(kind, data, blob)
 
     return dataclasses.replace(rank, comm=mesh.data, tell=tell)
-
-
-class Sometimes(Forwarding):
-    """Counts what training sends, and not what is sent when somebody looks at the model."""
-
-    def __init__(self, metered: Comm, bare: Comm) -> None:
-        super().__init__(metered)
-        self._bare = bare
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        metered, self.inner = self.inner, self._bare
-        try:
-            yield
-        finally:
-            self.inner = metered
 
 
 class SplitModel(WholeModel):
@@ -61,9 +45,20 @@ class SplitModel(WholeModel):
 
 
 def split_gradients(
-    session: Session, mesh: Mesh, task: Task, model: nn.Module, train: SampleSet, device: torch.device
+    session: Session,
+    mesh: Mesh,
+    task: Task,
+    model: nn.Module,
+    train: SampleSet,
+    device: torch.device,
+    batch: int,
 ) -> tuple[Gradients, Portion]:
     """Where this rank's gradients come from, and what it has of the model."""
-    comm = Sometimes(session.beside(mesh.within), mesh.within)
-    placed = place(model, mesh, comm, device)
-    return SplitModel(task, placed.replica, train, comm, mesh.layout.ranks), placed.portion
+    comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
+    with clock.paused(), comm.uncounted():
+        tried = train.take(torch.arange(min(batch, len(train))))[0]
+        placed = place(model, mesh, comm, device, tried, timed=isinstance(clock, RealClock))
+    if mesh.layout.pipeline == 1:
+        return SplitModel(task, placed.replica, train, comm, mesh.layout.ranks), placed.portion
+    between = Sometimes(session.beside(mesh.stages), mesh.stages)
+    return Pipelined(task, placed.replica, train, mesh.layout, between, comm, clock, batch), placed.portion

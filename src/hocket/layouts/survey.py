@@ -5,17 +5,24 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.core.comm import Comm
+from hocket.core.message import Message
 from hocket.engines.local import LocalComm
 from hocket.engines.threads import ThreadWorld
 from hocket.layouts.mesh import Layout
-from hocket.layouts.split import Split
+from hocket.layouts.pipeline import by_hand, ends_of, layers_of, stage
+from hocket.layouts.schedules import pieces
+from hocket.layouts.split import ByOutputs, Split
 from hocket.layouts.tensor import split
+
+Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
+"""What each layer gets and gives in a step, by its name."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +40,86 @@ class Layer:
     """Bytes that the ranks of one model send each other for it in a step."""
 
 
+def check(model: nn.Module, layout: Layout) -> nn.Module:
+    """Refuse what cannot be split, before anything starts; returns the first rank's share of every layer."""
+    part = copy.deepcopy(model)
+    if layout.tensor > 1:
+        part = split(part, unconnected(layout.tensor))
+    if layout.pipeline > 1:
+        layers = layers_of(part, layout.pipeline)
+        if layout.stages:
+            ends = by_hand(layers, layout.stages, layout.pipeline)
+            for number in range(layout.pipeline):
+                stage(layers, ends, number)
+    return part
+
+
 def survey(model: nn.Module, layout: Layout, inputs: Any) -> list[Layer]:
     """All layers that have parameters or send something, in the order of the model. Refuses what cannot be split."""
     calls = _calls(model, inputs)
-    part = split(copy.deepcopy(model), unconnected(layout.tensor))
+    part = check(model, layout)
+    sends = _boundaries(model, part, layout, inputs, calls) if layout.pipeline > 1 else {}
     shared = {m.path: m for m in part.modules() if isinstance(m, Split)}
     found = []
     for name, module in model.named_modules():
         if any(name.startswith(f"{path}.") for path in shared):
             continue
         own = shared.get(name)
-        parameters = list(module.parameters(recurse=own is not None))
-        whole = sum(p.numel() for p in parameters)
-        if not whole:
+        stage_number, sent = sends.get(name, ("", 0))
+        whole = sum(p.numel() for p in module.parameters(recurse=own is not None))
+        if not whole and not sent:
             continue
-        sent = sum(own.traffic(args, output) * output.element_size() for args, output in calls[name]) if own else 0
+        if own:
+            sent += sum(own.traffic(args, output) * output.element_size() for args, output in calls[name])
         mine = sum(p.numel() for p in own.parameters()) if own else whole
-        found.append(Layer(name, type(module).__name__, own.how if own else "replicated", whole, mine, sent))
+        how = [stage_number] * bool(stage_number) + ([own.how] if own else ["replicated"] * (not stage_number))
+        found.append(Layer(name, type(module).__name__, ", ".join(how), whole, mine, sent))
     return found
 
 
-def _calls(model: nn.Module, inputs: Any) -> dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]:
+def _boundaries(
+    model: nn.Module, part: nn.Module, layout: Layout, inputs: Any, calls: Calls
+) -> dict[str, tuple[str, int]]:
+    """Of each layer of a pipeline: its stage, and what is sent behind it, there and back, micro-batch by micro-batch.
+
+    Where layers are split, every rank sends what it has to the one with the same share of the next stage: all of an
+    activation or, within a pair, its share.
+    """
+    layers = layers_of(copy.deepcopy(model), layout.pipeline)
+    apart = _kept_apart([layer.module for layer in layers_of(part, layout.pipeline)])
+    ends = ends_of(layers, layout, inputs, timed=True)
+    found = {}
+    for number, (begin, end) in enumerate(pairwise([0, *ends])):
+        for at in range(begin, end):
+            path = layers[at].path
+            ((_, output),) = calls[path]
+            last = at + 1 == end and end < len(layers)
+            shares = output.split(apart[at], -1) if apart[at] else [output] * layout.tensor
+            sent = sum(_there_and_back(layout, share) for share in shares) if last else 0
+            found[path] = f"stage {number + 1}", sent
+    return found
+
+
+def _kept_apart(layers: list[nn.Module]) -> list[list[int]]:
+    """Behind each layer, the shares of the ranks in what it gives, where it is kept apart within a pair."""
+    found: list[list[int]] = []
+    for layer in layers:
+        if isinstance(layer, Split):
+            found.append(layer.sizes if isinstance(layer, ByOutputs) and not layer.gathered else [])
+        else:
+            found.append(found[-1] if found else [])
+    return found
+
+
+def _there_and_back(layout: Layout, output: Tensor) -> int:
+    parts = output.tensor_split(pieces(layout.schedule, layout.pipeline, layout.microbatches, len(output)))
+    return (1 + output.requires_grad) * sum(Message("x", (1,), (part,)).nbytes for part in parts)
+
+
+def _calls(model: nn.Module, inputs: Any) -> Calls:
     """What each layer gets and gives in a step."""
     watched = copy.deepcopy(model).train()
-    calls: dict[str, list[tuple[tuple[Tensor, ...], Tensor]]] = defaultdict(list)
+    calls: Calls = defaultdict(list)
     for name, module in watched.named_modules():
 
         def note(_: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:

@@ -65,6 +65,9 @@ class Result:
     workers together."""
     shared: dict[str, Any] | None = None
     """In shared memory: updates applied and dropped, failed tries, waits for locks, vectors alive at the peak."""
+    pipeline: list[dict[str, float]] = field(default_factory=list)
+    """Of each stage: `bubble`, the share of its steps in which it did not compute, and `in_flight`, the micro-batches
+    that it had under way at the most."""
     compile_seconds: float | None = None
     """Of compiled workers; outside the clock."""
     diverged_at_step: int | None = None

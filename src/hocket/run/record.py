@@ -152,6 +152,7 @@ class Recorder(Listener):
             parameters=first["parameters"],
             time_to_loss=_time_to_loss(reports),
             shared=_with_rate(first["shared"], seconds) if "shared" in first else None,
+            pipeline=[r["pipeline"] for r in everyone if "pipeline" in r],
             compile_seconds=first.get("compile_seconds"),
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
             state=self._state(),

@@ -11,7 +11,7 @@ from hocket import optim
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.drivers.plan import Plan
-from hocket.layouts.survey import survey
+from hocket.layouts.survey import check
 from hocket.run.blame import TaskError, blaming
 from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
@@ -30,7 +30,7 @@ def try_out(plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> Replic
                 raise TaskError(f"Task.loss must return one number as a tensor with a gradient; it gave {_shape(loss)}")
             model.model.eval()
             if plan.made_layout.ranks > 1:
-                survey(model.model, plan.made_layout, train.take(torch.arange(plan.batch))[0])
+                check(model.model, plan.made_layout)
             metric = _call(task.metric, "metric", model, test, plan.batch)
             if not (isinstance(metric, (int, float)) or (isinstance(metric, Tensor) and metric.numel() == 1)):
                 raise TaskError(f"Task.metric must return one number; it gave {_shape(metric)}")
