@@ -94,7 +94,7 @@ def _boundaries(
             path = layers[at].path
             ((_, output),) = calls[path]
             last = at + 1 == end and end < len(layers)
-            shares = output.split(apart[at], -1) if apart[at] else [output] * layout.tensor
+            shares = torch.split(output, apart[at], -1) if apart[at] else [output] * layout.tensor
             sent = sum(_there_and_back(layout, share) for share in shares) if last else 0
             found[path] = f"stage {number + 1}", sent
     return found
