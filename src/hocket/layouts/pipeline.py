@@ -34,19 +34,19 @@ def layers_of(model: nn.Module, stages: int) -> list[Named]:
             f"pipeline={stages}: a {type(model).__name__} does not say in which order its layers follow each other; "
             f"write the model as an nn.Sequential, or use tensor={stages}"
         )
-    layers = list(_flat(model, ""))
+    layers = list(flat(model, ""))
     trained = [layer.path for layer in layers if is_trained(layer.module)]
     if len(trained) < stages:
         raise UserError(f"pipeline={stages}: the model has {len(trained)} layers with parameters; use fewer stages")
     return layers
 
 
-def _flat(model: nn.Sequential, path: str) -> Iterator[Named]:
+def flat(model: nn.Sequential, path: str) -> Iterator[Named]:
     for name, child in model._modules.items():
         assert child is not None
         here = f"{path}.{name}" if path else name
         if type(child) is nn.Sequential and len(child):
-            yield from _flat(child, here)
+            yield from flat(child, here)
         else:
             yield Named(here, child)
 

@@ -11,6 +11,7 @@ from torch import nn
 from hocket.core.comm import Comm
 from hocket.core.modules import check_module
 from hocket.core.replica import Replica
+from hocket.layouts.domain import tiled
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.pipeline import ends_of, layers_of, stage
 from hocket.layouts.portion import Outline, PartOfIt, origins
@@ -48,6 +49,8 @@ def place(
         mesh.everyone.broadcast(tensor.data)  # a Task may hold a module with weights of its own
     outline = Outline(model)
     part = split(model, within) if mesh.layout.tensor > 1 else model
+    if mesh.layout.rows * mesh.layout.columns > 1:
+        part = tiled(model, within, mesh.layout)
     if mesh.layout.pipeline > 1:
         part = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)
