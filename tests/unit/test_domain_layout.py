@@ -3,17 +3,21 @@ makes of the whole."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from splitting import assert_alike, split_gradient
-from torch import nn
+from test_layouts import assert_same
+from torch import Tensor, nn
 
+import hocket
 from hocket.core.errors import UserError
 from hocket.layouts.domain import tiled
 from hocket.layouts.mesh import Layout
-from hocket.layouts.survey import unconnected
+from hocket.layouts.survey import survey, unconnected
 
 GRIDS = st.sampled_from(["2", "3", "4", "6", "1x2", "2x2", "3x2", "1x3"])
 
@@ -50,8 +54,7 @@ def test_convolutions(
         nn.Flatten(),
     )
     whole = model(torch.zeros(1, 2, *size))
-    if 0 in whole.shape or _smallest(model, size) < 6:
-        return
+    assume(_smallest(model, size) >= 6)
     model = nn.Sequential(*model, nn.Linear(whole.shape[1], 3)).to(dtype)
     ranks = torch.Size(map(int, grid.split("x"))).numel()
     assert_alike(model, torch.randn(3, 2, *size, dtype=dtype), ranks, f"domain={grid}")
@@ -108,3 +111,35 @@ def test_an_image_that_is_too_small_is_refused() -> None:
     model = tiled(nn.Sequential(nn.Conv2d(1, 1, 3, stride=2)), unconnected(4), Layout.parse("domain=4"))
     with pytest.raises(UserError, match=r"domain=4x1: 0 \(Conv2d\) gives images of 3x3, too small for 4x1 ranks"):
         model(torch.zeros(1, 1, 8, 8))
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 3), nn.Tanh(),
+        nn.Flatten(), nn.Linear(3 * 4 * 3, 3),
+    ).double()  # fmt: skip
+
+
+def images() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(48, 1, 12, 10, generator=g).double()
+    return x, x[:, 0, :3].sum(1).argmax(-1) % 3
+
+
+TASK = hocket.Task(model=small, data=(images(), images()), batch=8, epochs=9, momentum=0.9, lr=0.05)
+
+
+@pytest.mark.parametrize("layout", ["domain=2", "domain=2x2,data=2", "domain=3"])
+def test_a_training_with_tiles_learns_as_one_process_does_and_sends_what_was_told(layout: str) -> None:
+    common: dict[str, Any] = {"engine": "threads", "progress": False, "steps": 50}
+    alone = hocket.fit(TASK, workers=2 if "data" in layout else 1, **common)
+    found = hocket.fit(TASK, layout=layout, **common)
+    assert_same(found, alone)
+    if "data" not in layout:
+        told = sum(layer.sent for layer in survey(small(), Layout.parse(layout), images()[0][:8]))
+        assert found.bytes_sent == 50 * told
+
+
+def test_a_task_with_small_images_is_refused_before_it_starts() -> None:
+    with pytest.raises(UserError, match=r"domain=5x1: 4 gives images of 4x3, too small for 5x1 ranks; use fewer"):
+        hocket.fit(TASK, layout="domain=5", engine="threads", progress=False)

@@ -47,6 +47,9 @@ class Strategy(ABC):
         """Whether the workers take their steps together, so that all can meet at the end of an epoch."""
         return True
 
+    threads: int = 1
+    """Of PyTorch, that each worker computes an operation with."""
+
     def server_ranks(self) -> int:
         """How many ranks it needs beside the workers."""
         return 0

@@ -29,7 +29,7 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     """One rank's part in a run: the first are workers, those behind them servers."""
     device = device_of(plan.device, rank.comm.rank)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # or the speed-up over one worker is fake
+        torch.set_num_threads(plan.made_strategy.threads)  # one, or the speed-up over one worker is fake
     if plan.made_layout.ranks > 1:
         return _run_part(rank, plan, task, train.to(device), test.to(device), device)
     session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))

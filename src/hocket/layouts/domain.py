@@ -16,10 +16,13 @@ from torch.nn import functional as F
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.layouts.exchange import enter
-from hocket.layouts.halo import Box, Tiling, assemble, fetch, total
+from hocket.layouts.halo import Box, Tiling, assemble, fetch, fetch_bytes, total
 from hocket.layouts.mesh import Layout
 from hocket.layouts.pipeline import Named, flat
 from hocket.layouts.tensor import ELEMENTWISE
+
+Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
+"""What each layer gets and gives in a step, by its name."""
 
 
 class Window(NamedTuple):
@@ -139,6 +142,23 @@ class Tiled(nn.Module):
         layer.running_mean.mul_(1 - share).add_(mean, alpha=share)
         layer.running_var.mul_(1 - share).add_(variance, alpha=share)
 
+    def traffic(self, calls: Calls) -> dict[str, int]:
+        """Bytes that all ranks together send for each layer in a step; what gathers the images counts to the last."""
+        (first, _) = calls[self.paths[0]][0]
+        tiling, others, sent = first_tiling(first[0], self.layout), self.comm.size - 1, {}
+        for path, layer in zip(self.paths, self.layers, strict=True):
+            ((x,), y) = calls[path][0]
+            sent[path] = 2 * others * sum(p.numel() * p.element_size() for p in layer.parameters())
+            if (seen := window(layer)) is not None:
+                after = next_tiling(tiling, seen, path)
+                one_way = fetch_bytes(x, tiling.tiles, [seen.needs(tile) for tile in after.tiles])
+                sent[path] += (1 + x.requires_grad) * one_way
+                tiling = after
+            elif isinstance(layer, nn.BatchNorm2d):  # two moments, there and back
+                sent[path] += 2 * 2 * 2 * others * layer.num_features * x.element_size()
+        sent[self.paths[-1]] += fetch_bytes(y, tiling.tiles, [tiling.all] * self.comm.size)
+        return sent
+
 
 def first_tiling(images: Tensor, layout: Layout) -> Tiling:
     height, width = images.shape[-2:]
@@ -161,7 +181,7 @@ def _checked(tiling: Tiling, what: str) -> Tiling:
     return tiling
 
 
-def tiled(model: nn.Module, comm: Comm, layout: Layout) -> nn.Module:
+def tiled(model: nn.Module, comm: Comm, layout: Layout) -> nn.Sequential:
     """The model with its first layers on tiles."""
     ranks = layout.rows * layout.columns
     if type(model) is not nn.Sequential:

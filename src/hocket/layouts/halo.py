@@ -137,6 +137,18 @@ class _Total(torch.autograd.Function):
         return None, out
 
 
+def fetch_bytes(like: Tensor, tiles: list[Box], needs: list[Box]) -> int:
+    """What all ranks together send for that, one way; `like` has the batch, channels and type."""
+    sent = 0
+    for source, tile in enumerate(tiles):
+        for to, need in enumerate(needs):
+            met = tile.meet(need)
+            if source != to and met.area:
+                shape = (*like.shape[:-2], met.bottom - met.top, met.right - met.left)
+                sent += Message("halo", (), (torch.empty(shape, dtype=like.dtype, device="meta"),)).nbytes
+    return sent
+
+
 def fetch(comm: Comm, x: Tensor, tiles: list[Box], needs: list[Box], fill: float) -> Tensor:
     """What this rank needs, from those who have it; beyond the image it is `fill`."""
     fetched: Tensor = _Fetch.apply(comm, x, tiles, needs, fill)  # type: ignore[no-untyped-call]

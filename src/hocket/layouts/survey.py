@@ -15,14 +15,12 @@ from hocket.core.comm import Comm
 from hocket.core.message import Message
 from hocket.engines.local import LocalComm
 from hocket.engines.threads import ThreadWorld
+from hocket.layouts.domain import Calls, Tiled, tiled
 from hocket.layouts.mesh import Layout
 from hocket.layouts.pipeline import by_hand, ends_of, layers_of, stage
 from hocket.layouts.schedules import pieces
 from hocket.layouts.split import ByOutputs, Split
 from hocket.layouts.tensor import split
-
-Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
-"""What each layer gets and gives in a step, by its name."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,14 @@ class Layer:
     """Bytes that the ranks of one model send each other for it in a step."""
 
 
-def check(model: nn.Module, layout: Layout) -> nn.Module:
+def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
     """Refuse what cannot be split, before anything starts; returns the first rank's share of every layer."""
     part = copy.deepcopy(model)
+    if layout.rows * layout.columns > 1:
+        part = tiled(part, unconnected(layout.rows * layout.columns), layout)
+        for module in part.modules():
+            if isinstance(module, Tiled):
+                module.traffic(_calls(model, inputs))  # sees whether the images are large enough
     if layout.tensor > 1:
         part = split(part, unconnected(layout.tensor))
     if layout.pipeline > 1:
@@ -57,8 +60,11 @@ def check(model: nn.Module, layout: Layout) -> nn.Module:
 def survey(model: nn.Module, layout: Layout, inputs: Any) -> list[Layer]:
     """All layers that have parameters or send something, in the order of the model. Refuses what cannot be split."""
     calls = _calls(model, inputs)
-    part = check(model, layout)
+    part = check(model, layout, inputs)
     sends = _boundaries(model, part, layout, inputs, calls) if layout.pipeline > 1 else {}
+    for module in part.modules():
+        if isinstance(module, Tiled):
+            sends = {path: ("on tiles", sent) for path, sent in module.traffic(calls).items()}
     shared = {m.path: m for m in part.modules() if isinstance(m, Split)}
     found = []
     for name, module in model.named_modules():

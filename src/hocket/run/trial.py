@@ -30,7 +30,7 @@ def try_out(plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> Replic
                 raise TaskError(f"Task.loss must return one number as a tensor with a gradient; it gave {_shape(loss)}")
             model.model.eval()
             if plan.made_layout.ranks > 1:
-                check(model.model, plan.made_layout)
+                check(model.model, plan.made_layout, train.take(torch.arange(plan.batch))[0])
             metric = _call(task.metric, "metric", model, test, plan.batch)
             if not (isinstance(metric, (int, float)) or (isinstance(metric, Tensor) and metric.numel() == 1)):
                 raise TaskError(f"Task.metric must return one number; it gave {_shape(metric)}")
