@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import traceback
@@ -9,10 +10,10 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hocket import optim
@@ -26,11 +27,13 @@ from hocket.core.weight import Weight
 from hocket.drivers import checkpoint
 from hocket.drivers.loader import ShardLoader
 from hocket.drivers.session import Session
+from hocket.drivers.split_model import check_layout, seat, split_for_a_loop
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
 from hocket.engines.catalogue import DEADLINE_S, engine
 from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import ThreadWorld
+from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
@@ -39,8 +42,12 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 
 
 @contextmanager
-def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLINE_S) -> Iterator[Team]:
+def join(
+    strategy: str = "allreduce", *, layout: str = "", seed: int = 0, deadline: float = DEADLINE_S
+) -> Iterator[Team]:
     """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
+
+    `layout` splits the model over ranks, such as `tensor=2`; a worker is then all ranks that have parts of one model.
 
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
@@ -57,8 +64,13 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
             f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
         )
+    how = Layout.parse(layout)
+    check_layout(how, chosen)
+    if layout:
+        how = how.over(workers)
+        workers = how.data
     chosen.check(workers)
-    team = Team(rank, chosen, workers, seed)
+    team = Team(rank, chosen, workers, seed, Mesh(rank.comm, how) if how.ranks > 1 else None)
     try:
         yield team
         team.finish()
@@ -97,8 +109,8 @@ def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
 class Team:
     """The workers that train together, as one of them sees it."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int) -> None:
-        self._rank, self._strategy, self._seed = rank, strategy, seed
+    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int, mesh: Mesh | None = None) -> None:
+        self._rank, self._strategy, self._seed, self._mesh = rank, strategy, seed, mesh
         self._session: Session | None = None
         self._samples: float | None = None
         self._loaders: list[ShardLoader] = []
@@ -121,6 +133,8 @@ class Team:
         if self._session is not None:
             raise UserError("team.prepare takes one model and one optimizer, once; join again for another")
         _check_optimizer(optimizer, servers=self._strategy.server_ranks())
+        if self._mesh is not None:
+            return self._prepare_part(self._mesh, model, optimizer)
         replica = Replica(model)
         session = Session(self._rank, self._strategy, self.size, self._seed, replica.x.device)
         session.begin(replica)
@@ -130,6 +144,32 @@ class Team:
         self._session = session
         self._take_over(session, replica, optimizer)
         return model, optimizer
+
+    def _prepare_part(self, mesh: Mesh, model: M, optimizer: O) -> tuple[M, O]:
+        """The same with a model that is split; what is returned may be another module."""
+        rank, device = seat(self._rank, mesh), next(model.parameters()).device
+        session = Session(rank, self._strategy, self.size, self._seed, device, everyone=mesh.everyone)
+        replica, portion = split_for_a_loop(session, mesh, model, optimizer)
+        session.begin(replica, portion)
+        self._session = session
+        self._take_over(session, replica, optimizer)
+        return cast(M, replica.model), optimizer
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale this worker's gradient down to a norm, if it is longer; returns what it was.
+
+        The norm is the whole model's, also where it is split: all ranks call it together, before the step.
+        """
+        session = self._prepared("clip_grad_norm")
+        session.replica.collect()
+        norm = math.sqrt(float(session.portion.square(session.replica.g)))
+        if norm > max_norm:
+            session.replica.g.mul_(max_norm / norm)
+        return norm
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole model's, on rank 0, also where it is split; all ranks of a model call it together."""
+        return self._prepared("state_dict").portion.state_dict()
 
     def _take_over(self, session: Session, replica: Replica, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer stays the user's object, so that schedulers and checkpoints go on working."""
@@ -187,7 +227,8 @@ class Team:
             if name in options:
                 raise UserError(f"team.shard chooses the samples itself; leave {name} out")
         shards = Shards(samples, self.size, batch_size, self._seed)
-        loader = ShardLoader(self, dataset, shards, self.rank % self.size, batch_size, options)
+        share = self.rank if self._mesh is None else self._mesh.data.rank
+        loader = ShardLoader(self, dataset, shards, share % self.size, batch_size, options)
         self._loaders.append(loader)
         return loader
 
@@ -212,7 +253,7 @@ class Team:
                 states = session.gather(driver)
             except TypeError as error:
                 raise UserError(f"team.save: {error}") from None
-            if states:
+            if states and self.rank == 0:
                 about = self._about(session) | {"step": session.worker.step}
                 checkpoint.write(Path(path), checkpoint.pack(about, states))
 
@@ -223,7 +264,7 @@ class Team:
         """
         session = self._prepared("load")
         found = None
-        if self.rank == 0:
+        if session.rank.comm.rank == 0:
             found = checkpoint.read(Path(path))
             checkpoint.check(Path(path), found.about, self._about(session))
             found = checkpoint.for_workers(Path(path), found, self._about(session))
@@ -239,7 +280,7 @@ class Team:
         return {name: value for name, value in driver["more"].items() if name not in more}
 
     def _about(self, session: Session) -> dict[str, Any]:
-        servers, parameters = self._strategy.server_ranks(), session.replica.x.numel()
+        servers, parameters = self._strategy.server_ranks(), session.portion.parameters
         name = type(session.optimizer).__name__
         known = {"strategy": repr(self._strategy), "workers": self.size, "servers": servers}
         return known | {"optimizer": name, "parameters": parameters}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Protocol
@@ -99,11 +100,18 @@ class PartOfIt:
     ) -> None:
         self._outline, self._replica, self._origins, self._comm = outline, replica, origins, comm
         self.parameters, self._counts = outline.parameters, counts
+        self.optimized: list[str] = []
+        """Where the optimizer has the parameters one by one, in the user's loop: their names in the whole model."""
+        self._cut_of = dict(origins.values())
         frozen = [name for name, p in replica.model.named_parameters() if not p.requires_grad]
         dtype = replica.x.dtype
         self._buffers = [name for name, b in replica.model.named_buffers() if b.dtype == dtype]
         odd = [name for name, b in replica.model.named_buffers() if b.dtype != dtype]
         self._rest = [origins[name][0] for name in (*frozen, *odd)]
+
+    def name_of(self, own: str) -> str:
+        """What a parameter of this part is called in the whole model."""
+        return self._origins[own][0]
 
     def _index(self) -> Tensor:
         """Where this rank's values are in those of the whole model. Not kept: it is longer than they are."""
@@ -115,7 +123,9 @@ class PartOfIt:
         text = encode(state, "state", tensors)
         indices = self._gathered(self._index())
         for name, tensor in tensors.items():
-            if name.startswith(_AS_LONG_AS_THE_MODEL) and self._is_of_the_model(tensor):
+            if (parameter := self._parameter(name)) and tensor.dim():
+                tensors[name] = self._assembled_alone(tensor, parameter)
+            elif name.startswith(_AS_LONG_AS_THE_MODEL) and self._is_of_the_model(tensor):
                 tensors[name] = self._assembled(tensor, indices)
         found: dict[str, Any] = decode(text, tensors)
         if "rest" in found:
@@ -128,6 +138,24 @@ class PartOfIt:
             )
         return found
 
+    def _parameter(self, name: str) -> str:
+        """The parameter that a tensor of the optimizer's state belongs to, in the user's loop; empty elsewhere."""
+        found = re.match(r"state\.optimizer\.state\.(\d+)\.", name)
+        return self.optimized[int(found[1])] if found and self.optimized else ""
+
+    def _assembled_alone(self, own: Tensor, parameter: str) -> Tensor:
+        """A tensor of the shape of one parameter, put together."""
+        shape = self._outline.shapes[parameter]
+        whole = torch.arange(torch.Size(shape).numel()).view(shape)
+        indices = self._gathered(self._cut_of[parameter].of(whole).reshape(-1))
+        parts = self._gathered(own.reshape(-1))
+        if not parts:
+            return own
+        found = own.new_zeros(whole.numel())
+        for index, part in zip(indices, parts, strict=True):
+            found[index] = part.to(own.device)
+        return found.view(shape)
+
     def _is_of_the_model(self, tensor: Tensor) -> bool:
         return tensor.dim() == 1 and len(tensor) in (self._replica.x.numel(), self._replica.values.numel())
 
@@ -136,7 +164,9 @@ class PartOfIt:
         text, index = encode(state, "state", tensors), self._index()
         lengths = {self._outline.parameters: self._replica.x.numel(), self._outline.numel: len(index)}
         for name, tensor in tensors.items():
-            if name.startswith(_AS_LONG_AS_THE_MODEL) and tensor.dim() == 1 and len(tensor) in lengths:
+            if (parameter := self._parameter(name)) and tensor.dim():
+                tensors[name] = self._cut_of[parameter].of(tensor)
+            elif name.startswith(_AS_LONG_AS_THE_MODEL) and tensor.dim() == 1 and len(tensor) in lengths:
                 tensors[name] = tensor[index[: lengths[len(tensor)]]]
         found: dict[str, Any] = decode(text, tensors)
         by_name = dict(zip(self._outline.rest, found["rest"], strict=True))

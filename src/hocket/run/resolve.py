@@ -14,6 +14,7 @@ from hocket.core.registry import convert
 from hocket.core.shard import Shards
 from hocket.core.units import seconds
 from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.drivers.split_model import check_layout
 from hocket.layouts.mesh import Layout
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
@@ -36,8 +37,10 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     if spec.layout:
         workers = layout.over(spec.workers).data
     chosen.check(workers)
-    check_layout(layout, chosen, _given(spec, task, "optimizer"))
+    check_layout(layout, chosen)
     optimizer: str = _given(spec, task, "optimizer")
+    if layout.ranks > 1 and (name := optim.parse(optimizer)[0]) not in optim.ELEMENTWISE:
+        raise UserError(f"optimizer {name} looks at whole layers, and a layout splits them; use sgd or adam")
     batch: int = _given(spec, task, "batch")
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_batch(workers, batch, samples)
@@ -75,19 +78,6 @@ def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
     decided = {name: getattr(plan, name) for name in names} | {"workers": plan.training_ranks}
     epochs = None if spec.steps is not None else _given(spec, task, "epochs")
     return dataclasses.replace(spec, engine=engine, epochs=epochs, **decided)
-
-
-def check_layout(layout: Layout, chosen: Strategy, optimizer: str) -> None:
-    """Refuse what does not go with a model that is split."""
-    if layout.ranks == 1:
-        return
-    if chosen.server_ranks() or not chosen.lockstep or "shared-memory" in chosen.needs:
-        raise UserError(
-            f"strategy {chosen.name}: the parts of a split model take their steps together, without servers and "
-            f"shared memory; leave --layout out, or use a strategy such as allreduce, local-sgd or diloco"
-        )
-    if (name := optim.parse(optimizer)[0]) not in optim.ELEMENTWISE:
-        raise UserError(f"optimizer {name} looks at whole layers, and a layout splits them; use sgd or adam")
 
 
 def default_workers(chosen: Strategy) -> int:
