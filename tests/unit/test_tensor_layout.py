@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splitting import apart, assert_alike, counted, loss_of
+from splitting import apart, assert_alike, counted, loss_of, split_gradient
 from tiny import on_threads
 from torch import Tensor, nn
 
 from hocket.core.comm import Rank
 from hocket.core.errors import UserError
+from hocket.layouts.dropout import drop_alike
 from hocket.layouts.split import ByHeads, ByInputs, ByOutputs, Split
 from hocket.layouts.tensor import split
 from hocket.measure.meter import Metered
@@ -207,3 +208,17 @@ def test_who_reads_the_weights_of_a_split_layer_is_told() -> None:
     assert not hasattr(own[0], "weight")  # type: ignore[index]
     with pytest.raises(UserError, match="0 is split over ranks, but the model reads its weight itself"):
         own[0].weight  # type: ignore[index]  # noqa: B018
+
+
+def test_dropout_drops_the_same_everywhere() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6)).double()
+    outputs, gradient, *_ = split_gradient(model, torch.randn(5, 6).double(), 3, "tensor=3")
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    kept = (drop_alike(copy.deepcopy(model), 0)[1](torch.ones(1000, 10)) > 0).double().mean()  # type: ignore[index]
+    assert 0.47 < kept < 0.53
+    assert gradient.any()
+
+
+def test_other_dropout_is_refused() -> None:
+    with pytest.raises(UserError, match=r"0 \(Dropout2d\) draws other numbers on every rank of a split model"):
+        drop_alike(nn.Sequential(nn.Dropout2d(0.5)), 0)

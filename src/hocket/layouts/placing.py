@@ -12,6 +12,7 @@ from hocket.core.comm import Comm
 from hocket.core.modules import check_module
 from hocket.core.replica import Replica
 from hocket.layouts.domain import tiled
+from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.pipeline import ends_of, layers_of, stage
 from hocket.layouts.portion import Outline, PartOfIt, origins
@@ -48,9 +49,11 @@ def place(
     for tensor in (*model.parameters(), *model.buffers()):
         mesh.everyone.broadcast(tensor.data)  # a Task may hold a module with weights of its own
     outline = Outline(model)
-    part = split(model, within) if mesh.layout.tensor > 1 else model
+    part = drop_alike(model, mesh.data.rank) if mesh.within.size > 1 else model
+    if mesh.layout.tensor > 1:
+        part = split(part, within)
     if mesh.layout.rows * mesh.layout.columns > 1:
-        part = tiled(model, within, mesh.layout)
+        part = tiled(part, within, mesh.layout)
     if mesh.layout.pipeline > 1:
         part = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)

@@ -16,6 +16,7 @@ from hocket.core.message import Message
 from hocket.engines.local import LocalComm
 from hocket.engines.threads import ThreadWorld
 from hocket.layouts.domain import Calls, Tiled, tiled
+from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Layout
 from hocket.layouts.pipeline import by_hand, ends_of, layers_of, stage
 from hocket.layouts.schedules import pieces
@@ -41,6 +42,8 @@ class Layer:
 def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
     """Refuse what cannot be split, before anything starts; returns the first rank's share of every layer."""
     part = copy.deepcopy(model)
+    if layout.ranks > layout.pipeline:
+        drop_alike(part, 0)
     if layout.rows * layout.columns > 1:
         part = tiled(part, unconnected(layout.rows * layout.columns), layout)
         for module in part.modules():
