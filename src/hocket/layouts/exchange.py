@@ -33,9 +33,9 @@ def gather(comm: Comm, part: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     so no padding travels."""
     part = part.detach().contiguous()
     if len(set(sizes)) == 1:
-        out = part.new_empty(comm.size, *part.shape)
-        comm.all_gather(out, part)
-        return torch.cat(out.unbind(), dim)
+        out = part.new_empty(comm.size * part.numel())
+        comm.all_gather(out, part.view(-1))
+        return torch.cat(out.view(comm.size, *part.shape).unbind(), dim)
     parts = []
     for rank, size in enumerate(sizes):
         shape = list(part.shape)
