@@ -181,3 +181,12 @@ def test_naive_is_one_batch() -> None:
     assert pieces("naive", 3, 5, 32) == 1
     assert pieces("1f1b", 3, 0, 32) == 12
     assert pieces("gpipe", 3, 50, 32) == 32
+
+
+def test_the_bytes_of_both_axes_add_up() -> None:
+    """1.5D on P_r x P_c (Gholami 2018): each replica's tensor parallelism, and 2 (P_c - 1) of each rank's weights."""
+    told = sum(layer.sent for layer in survey(without_norm(), Layout.parse("tensor=2"), doubled()[0][:8]))
+    twice = 9 + 3  # biases behind sums, which both ranks of a model have
+    weights = sum(p.numel() for p in without_norm().parameters()) + twice
+    found = hocket.fit(NORMLESS, layout="tensor=2,data=2", engine="threads", progress=False, steps=10)
+    assert found.bytes_sent == 10 * (2 * told + 2 * (2 - 1) * weights * 8)
