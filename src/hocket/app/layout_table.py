@@ -32,7 +32,11 @@ def rows(training: Training) -> Table:
 def summary(training: Training) -> str:
     """Parameters and bytes of all layers together."""
     plan, layers = training.plan, _layers(training)
-    whole, own = sum(layer.parameters for layer in layers), sum(layer.own for layer in layers)
+    whole, places = sum(layer.parameters for layer in layers), {layer.place for layer in layers}
+    if plan.made_layout.pipeline == 1:
+        own = sum(layer.own for layer in layers)
+    else:
+        own = max(sum(layer.own for layer in layers if layer.place == place) for place in places)
     sent = sum(layer.sent for layer in layers)
     return (
         f"{plan.layout} on {plan.training_ranks} ranks: a rank has up to {own:,} of {whole:,} parameters; the ranks of "

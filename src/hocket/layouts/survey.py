@@ -37,6 +37,8 @@ class Layer:
     """On the rank that has most of them."""
     sent: int
     """Bytes that the ranks of one model send each other for it in a step."""
+    place: str
+    """Which ranks have it: a stage of a pipeline; empty is all."""
 
 
 def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
@@ -82,7 +84,7 @@ def survey(model: nn.Module, layout: Layout, inputs: Any) -> list[Layer]:
             sent += sum(own.traffic(args, output) * output.element_size() for args, output in calls[name])
         mine = sum(p.numel() for p in own.parameters()) if own else whole
         how = [stage_number] * bool(stage_number) + ([own.how] if own else ["replicated"] * (not stage_number))
-        found.append(Layer(name, type(module).__name__, ", ".join(how), whole, mine, sent))
+        found.append(Layer(name, type(module).__name__, ", ".join(how), whole, mine, sent, stage_number))
     return found
 
 
