@@ -9,7 +9,8 @@ from typing import Any
 from hocket.app.display import choose
 from hocket.app.options import takes_keywords
 from hocket.core.errors import CommError, DeadlineExceeded, RankFailed, UserError
-from hocket.drivers.team import Team, join
+from hocket.drivers.joining import join
+from hocket.drivers.team import Team
 from hocket.lab.compare import plan as plan_comparison
 from hocket.lab.tune import BUDGET
 from hocket.lab.tune import plan as plan_tuning

@@ -47,6 +47,11 @@ class Strategy(ABC):
         """Whether the workers take their steps together, so that all can meet at the end of an epoch."""
         return True
 
+    @property
+    def alike(self) -> bool:
+        """Whether all replicas have the same parameters after every step."""
+        return False
+
     def server_ranks(self) -> int:
         """How many ranks it needs beside the workers."""
         return 0

@@ -146,6 +146,11 @@ def check(path: Path, saved: dict[str, Any], here: dict[str, Any]) -> None:
         if saved.get(name) != here[name]:
             here_it_is = f"here it is {here[name]}; train with what was saved"
             raise UserError(f"{path}: the checkpoint's {what} is {saved.get(name)}, {here_it_is}")
+    if saved.get("layout") != here["layout"]:
+        raise UserError(
+            f"{path}: the checkpoint's parameters have other names, shapes or order in memory (channels_last) than "
+            f"the model's; train with the model that was saved"
+        )
 
 
 def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoint:

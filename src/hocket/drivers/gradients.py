@@ -41,7 +41,7 @@ class WholeModel:
         self._module.train()
 
     def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
-        self.replica.g.zero_()
+        self.replica.zero_grad()
         loss: Tensor | None = None
         if len(index):
             inputs, targets = self._train.take(index)
@@ -52,6 +52,7 @@ class WholeModel:
                     torch.autograd.backward(loss)
         elif loss is not None:
             torch.autograd.backward(loss)
+        self.replica.collect_odd()
         return None if loss is None else loss.detach()
 
     @contextmanager
@@ -63,6 +64,7 @@ class WholeModel:
 
         def announce(*, rest: bool = False) -> None:
             nonlocal announced
+            self.replica.collect_odd()
             while announced < len(parts) and (complete[announced] or rest):
                 announced += 1
                 ready(parts[announced - 1])

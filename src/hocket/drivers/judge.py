@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hocket.core.comm import Comm, Rank
+from hocket.core.replica import Replica
 from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
 from hocket.tasks import SampleSet
@@ -53,7 +52,7 @@ class Judge:
 
     def together(self, values: Tensor) -> tuple[float, float]:
         """Mean test loss and metric of a replica with these values; each worker takes a share of the samples."""
-        with self._holding(values):
+        with self._gradients.replica.holding(values):
             sums = self._gradients.evaluate(self._test, self._share(len(self._test)))
         self._workers.all_reduce(sums)
         test_loss, metric = (sums / len(self._test)).tolist()
@@ -61,21 +60,10 @@ class Judge:
 
     def alone(self, x: Tensor) -> tuple[float, float]:
         """The same by this worker alone, while the others go on; `x` may be the parameters without buffers."""
-        with self._holding(x):
+        with self._gradients.replica.holding(x):
             sums = self._gradients.evaluate(self._test, torch.arange(len(self._test)))
         test_loss, metric = (sums / len(self._test)).tolist()
         return test_loss, metric
-
-    @contextmanager
-    def _holding(self, values: Tensor) -> Iterator[None]:
-        """Inside, the replica has these values, of the parameters or of all."""
-        own = self._gradients.replica.values[: values.numel()]
-        saved = own.clone()
-        own.copy_(values)
-        try:
-            yield
-        finally:
-            own.copy_(saved)
 
     def record(self, shards: Shards, step: int, now: float, train_loss: float, test_loss: float, metric: float) -> None:
         """A point of the learning curve: the model after so many steps of all workers."""
@@ -93,33 +81,40 @@ class Judge:
         self.curve.append(point)
         self._rank.tell("point", point, b"")
 
-    def mean_replica(self, x: Tensor, weight: float) -> Tensor:
-        """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
-        mean = self._gradients.replica.values.clone()
-        mean[: x.numel()] = x
-        weights = torch.zeros(self._workers.size, dtype=torch.float64)
-        self._workers.all_gather(weights, torch.tensor([weight], dtype=torch.float64))
-        if weights.min() < weights.max():
-            mean *= weight / float(weights.mean())
-        if self._workers.size > 1:
-            self._workers.all_reduce(mean, "mean")
-        return mean
-
     def own_replica(self, values: Tensor) -> dict[str, Any]:
         """How far the workers' replicas are apart and, on request, how good this one is; all call it together."""
-        mean = values.clone()
-        if self._workers.size > 1:
-            self._workers.all_reduce(mean, "mean")
-        square = (values - mean).double().square().sum().reshape(1).cpu()
-        self._workers.all_reduce(square, "mean")
-        distance = {"consensus_distance": finite(float(square.sqrt()))}
-        if not self._of_each or not square > 0:
+        apart = distance_from_mean(values, self._workers)
+        distance = {"consensus_distance": apart}
+        if not self._of_each or apart == 0:
             return distance
         _, metric = self.alone(values)
         self._workers.barrier()
         return distance | {"own_metric": finite(metric)}
 
 
+def distance_from_mean(values: Tensor, workers: Comm) -> float | None:
+    """The root of the mean square distance of the workers' values from their mean; all call it together."""
+    mean = values.clone()
+    if workers.size > 1:
+        workers.all_reduce(mean, "mean")
+    square = (values - mean).double().square().sum().reshape(1).cpu()
+    workers.all_reduce(square, "mean")
+    return finite(float(square.sqrt()))
+
+
 def finite(value: float) -> float | None:
     """JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else None
+
+
+def mean_replica(replica: Replica, workers: Comm, x: Tensor, weight: float) -> Tensor:
+    """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
+    mean = replica.values.clone()
+    mean[: x.numel()] = x
+    weights = torch.zeros(workers.size, dtype=torch.float64)
+    workers.all_gather(weights, torch.tensor([weight], dtype=torch.float64))
+    if weights.min() < weights.max():
+        mean *= weight / float(weights.mean())
+    if workers.size > 1:
+        workers.all_reduce(mean, "mean")
+    return mean

@@ -93,6 +93,7 @@ class SimWorld(World):
     """Virtual time: a heap of (time, rank) to resume, a baton a rank, and a queue at each network card."""
 
     offers: ClassVar[frozenset[str]] = Sim.offers
+    engine: ClassVar[str] = Sim.name
 
     def __init__(self, sim: Sim, size: int) -> None:
         super().__init__(size)

@@ -16,6 +16,7 @@ from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.core.seeds import generators_as_they_were
 from hocket.core.shard import Shards
 from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.own_loop import device_of, run_rank
@@ -203,7 +204,7 @@ def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> Non
 def _torch_as_it_was() -> Iterator[None]:
     """Give the caller's PyTorch its threads and its random state back: ranks may run in this process."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    with generators_as_they_were():
         try:
             yield
         finally:

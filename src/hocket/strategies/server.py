@@ -70,6 +70,10 @@ class ParameterServer(Strategy):
     def lockstep(self) -> bool:
         return self.mode == "sync"
 
+    @property
+    def alike(self) -> bool:
+        return self.lockstep
+
     def server_ranks(self) -> int:
         return self.servers
 
