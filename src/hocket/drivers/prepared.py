@@ -109,6 +109,9 @@ class Prepared:
 
     def _step(self) -> None:
         session, replica = self.session, self.replica
+        due = self.watch.is_due(session.worker.step + 1)
+        if due:
+            self.watch.look(self.model)
         if self._steps_elsewhere():
             self._clip_now()
         replica.collect()
@@ -119,10 +122,8 @@ class Prepared:
             for part in replica.parts:  # backward is the user's: all are complete by now
                 session.worker.on_part(part)
         session.step(self._gradient)
-        if self.watch.is_due(session.worker.step):
-            self.watch.look(self.model)
-            if session.strategy.alike:
-                self.watch.compare(session)
+        if due and session.strategy.alike:
+            self.watch.compare(session)
 
     def _overflowed(self) -> bool:
         """Whether a GradScaler has found gradients that are not finite, and the step is left out: by all workers, where

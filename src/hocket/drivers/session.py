@@ -270,8 +270,8 @@ class Session:
             worker.shared.load_state(state["shared"])
 
     def load_random(self, state: dict[str, Any]) -> None:
-        """Set the generators that user code draws from, and the clock, to where they were: the last thing before training
-        goes on."""
+        """Set the generators that user code draws from, and the clock, to where they were: the last thing before
+        training goes on."""
         random = state["random"]
         if "global" in random:
             restore_generators(random)
