@@ -33,7 +33,9 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor = INPUTS, targets: Tensor = TARGETS) -> None:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor = INPUTS, targets: Tensor = TARGETS
+) -> None:
     optimizer.zero_grad()
     F.mse_loss(model(inputs).float(), targets).backward()
     optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol
 
@@ -13,6 +14,9 @@ from hocket.core.comm import Counter
 from hocket.core.errors import UserError
 from hocket.core.seeds import seeded, stream
 from hocket.core.shard import Shards
+
+_one_draws = threading.Lock()
+"""Ranks that are threads share the generators."""
 
 
 class Counts(Protocol):
@@ -51,7 +55,7 @@ class OwnShards(Shards):
             return torch.randperm(self._all, generator=generator) if self._shuffle else torch.arange(self._all)
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
-        with seeded(stream(self._own_seed, "sampler", epoch)):
+        with _one_draws, seeded(stream(self._own_seed, "sampler", epoch)):
             return torch.tensor(list(self._sampler), dtype=torch.int64)
 
 
@@ -155,6 +159,7 @@ class ShardLoader(DataLoader[Any]):
                 self._counts.saw(sampler.weights[number])
             self._step += 1
             yield batch
+        self._step = len(sampler)  # where batches are drawn, a worker may have had fewer
 
 
 class StreamShare(IterableDataset[Any]):

@@ -96,7 +96,7 @@ class Team:
         self._prepared.append(prepared)
         if len(self._prepared) == 1:
             with rank.clock.paused():
-                self.comm.barrier()  # which must be there before anybody leaves; and ranks that are threads share the generators
+                self.comm.barrier()  # made here, before anybody leaves; and ranks that are threads share generators
                 seed_everything(stream(self._seed, "model", self.rank))
             self._outcome.begin(prepared)
         return model, optimizer

@@ -26,6 +26,7 @@ class Watch:
     def __init__(self, replica: Replica, optimizer: torch.optim.Optimizer) -> None:
         self._replica, self._optimizer = replica, optimizer
         self._parameters = {id(p) for p in replica.parameters}
+        self._memory = [(p.dtype, p.data_ptr()) for p in replica.parameters]
         self._ours = threading.local()
         self._handles: list[RemovableHandle] = []
 
@@ -65,8 +66,8 @@ class Watch:
         """Refuse a model that is no longer the one that was prepared."""
         trained = {id(p) for p in model.parameters() if p.requires_grad}
         now = dict(model.named_parameters())
-        for name, p, place in zip(self._replica.names, self._replica.parameters, self._replica.places, strict=True):
-            if now.get(name) is not p or (p.dtype == place.dtype) != (p.data_ptr() == place.data_ptr()):
+        for name, p, memory in zip(self._replica.names, self._replica.parameters, self._memory, strict=True):
+            if now.get(name) is not p or (p.dtype, p.data_ptr()) != memory:
                 raise UserError(
                     f"{name} was replaced after team.prepare, by a cast, a move to a device or an assignment; do that "
                     f"before team.prepare (model.load_state_dict without assign=True is fine)"
