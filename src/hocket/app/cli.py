@@ -355,13 +355,19 @@ def list_() -> None:
 @takes_settings("launch")
 def launch(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
+    script: Annotated[str, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the record. [runs/launch-SCRIPT-TIME]", **_OPTIONS)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the record in --out.")] = False,
     **settings: Any,
 ) -> None:
-    """Run your own script on every rank: 'hocket launch -n 4 script.py'."""
+    """Run your own script on every rank: 'hocket launch -n 4 script.py' or 'hocket launch -n 4 -m package.module'."""
     from hocket.run.launch import launch as run_script
 
-    run_script(script, context.args, collected([""], settings, None))
+    run_script(script, context.args, collected([""], settings, None), module=module, out=out, force=force)
 
 
 if __name__ == "__main__":

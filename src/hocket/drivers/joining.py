@@ -44,7 +44,7 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
         )
     chosen.check(workers)
-    team = Team(rank, chosen, workers, seed)
+    team = Team(rank, chosen, strategy, workers, seed)
     try:
         try:
             yield team

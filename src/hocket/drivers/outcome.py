@@ -27,8 +27,8 @@ from hocket.measure.result import Result, versions
 class Outcome:
     """Of one block, on one rank."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int) -> None:
-        self._rank, self._strategy, self._workers, self._seed = rank, strategy, workers, seed
+    def __init__(self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int) -> None:
+        self._rank, self._strategy, self._text, self._workers, self._seed = rank, strategy, text, workers, seed
         self._curve: list[dict[str, Any]] = []
         self._metric = "metric"
         self._reports: list[dict[str, Any]] = []
@@ -111,11 +111,16 @@ class Outcome:
         found = [comm.recv(r, FRAME)[1].tensors[0] for r in range(self._workers, comm.size)]
         return [_from_json(packed) for packed in found]
 
+    def tell(self, task: str) -> None:
+        """To who started the ranks."""
+        if self._rank.comm.rank == 0:
+            self._rank.tell("result", self.result(task).to_json(), b"")
+
     def result(self, task: str) -> Result:
         last = self._curve[-1] if self._curve else {}
         known: dict[str, Any] = dict(
             task=task,
-            strategy=repr(self._strategy),
+            strategy=self._text,
             engine=self._rank.engine,
             driver="pytorch",
             workers=self._workers,

@@ -35,7 +35,7 @@ V = TypeVar("V")
 class Team:
     """`hocket.join` makes it. Methods that make the workers meet say so; all of them call those equally often."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int) -> None:
+    def __init__(self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int) -> None:
         self._rank, self._strategy, self._seed = rank, strategy, seed
         self._prepared: list[Prepared] = []
         self._loaders: list[Loader] = []
@@ -47,7 +47,7 @@ class Team:
         """This worker's number; rank 0 is the one to print and save. Servers have numbers behind the workers'."""
         self.is_server = self.rank >= workers
         self._workers: Comm | None = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
-        self._outcome = Outcome(rank, strategy, workers, seed)
+        self._outcome = Outcome(rank, strategy, text, workers, seed)
 
     @property
     def comm(self) -> Comm:
@@ -329,6 +329,7 @@ class Team:
             with self._rank.clock.paused():
                 compare_replicas(one.session, one.replica, "at the end of the block")
             one.release()
+        self._outcome.tell(self._name())
 
     def _check_trained(self) -> None:
         """Who has taken batches to train on, and no step that the strategy knows of, has trained alone."""
@@ -360,7 +361,10 @@ class Team:
             raise UserError("team.result() is there when the 'with hocket.join(...)' block has ended")
         if not self._prepared:
             raise UserError("team.result() is of a training; nothing was prepared with team.prepare")
-        return self._outcome.result(Path(sys.argv[0]).stem)
+        return self._outcome.result(self._name())
+
+    def _name(self) -> str:
+        return Path(sys.argv[0]).stem
 
 
 @contextmanager
