@@ -60,6 +60,8 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             _say_why(rank, error)
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()
+            if isinstance(error, UserError):
+                raise SystemExit(2) from None  # all is said
         raise
     finally:
         torch.set_num_threads(threads)
