@@ -40,6 +40,8 @@ class About:
     virtual_time: bool
     target: float | None
     """The metric whose time is taken: the run's goal, or the task's own."""
+    guess: float | None
+    """The metric of always giving the most frequent class, where the metric is of classes."""
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of a run that goes on, the points before."""
 
@@ -144,6 +146,8 @@ class Recorder(Listener):
             bytes_sent=sum(r["bytes_sent"] for r in everyone),
             staleness=staleness_summary(histogram),
             per_worker=[{k: r[k] for k in WORKER_KEYS if k in r} for r in reports],
+            per_server=[{k: r[k] for k in WORKER_KEYS if k in r} for r in servers],
+            learnt=verdict != "diverged" and self._learnt(known, first["initial_loss"]),
             consensus_distance=first["consensus_distance"],
             parameters=first["parameters"],
             time_to_loss=_time_to_loss(reports),
@@ -152,6 +156,12 @@ class Recorder(Listener):
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
             state=self._state(),
         )
+
+    def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:
+        metric, loss = known["test_metric"], known["train_loss"]
+        if self._about.guess is not None and metric is not None:
+            return bool(metric > self._about.guess)
+        return initial_loss is None or loss is None or bool(loss < initial_loss)
 
     def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
         """The record of a run that did not end by itself: all is as of the last point of its learning curve."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,6 +84,15 @@ class ParameterServer(Strategy):
         if self.mode == "sync" or workers == 1 or self.lookahead == 0:
             return 0.0
         return max(self.lookahead, 1 - 1.6 / workers)  # the more there are, the steadier each must move to be foreseen
+
+    def idle(self) -> Mapping[str, str]:
+        used = {
+            "sync": (),
+            "async": ("lookahead",),
+            "ssp": ("lookahead", "slack"),
+            "dssp": ("lookahead", "low", "high"),
+        }
+        return dict.fromkeys({"slack", "low", "high", "lookahead"}.difference(used[self.mode]), "mode")
 
     def step_scale(self, workers: int) -> float:
         return 1 / workers if self.mode == "sync" else 1.0
