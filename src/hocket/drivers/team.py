@@ -24,6 +24,7 @@ from hocket.core.shard import Shards
 from hocket.core.status import Status
 from hocket.core.weight import Weight
 from hocket.drivers import checkpoint
+from hocket.drivers.fitting import check, for_workers
 from hocket.drivers.loader import ShardLoader
 from hocket.drivers.session import Session
 from hocket.engines import mpi
@@ -225,8 +226,8 @@ class Team:
         found = None
         if self.rank == 0:
             found = checkpoint.read(Path(path))
-            checkpoint.check(Path(path), found.about, self._about(session))
-            found = checkpoint.for_workers(Path(path), found, self._about(session))
+            check(Path(path), found.about, self._about(session))
+            found = for_workers(Path(path), found, self._about(session))
         state = session.load(found)
         session.load_random(state)
         driver = state["driver"]
