@@ -70,7 +70,7 @@ def compare(
     counts = [workers] if isinstance(workers, int) else workers
     comparison = plan_comparison(spec, strategies, counts, seeds, tune, budget, own)
     display = choose(quiet=not progress)
-    if warning := comparison.warning():
+    for warning in comparison.warnings():
         display.note(warning)
     return comparison.run(Path(out) if out else None, force, display)
 

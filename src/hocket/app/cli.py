@@ -247,7 +247,7 @@ def compare(
         asked = collected(words or [], settings, spec)
         comparison = plan(asked, strategy, counts, seeds, tune or [], BUDGET if budget is None else budget)
         display = choose(quiet=as_json)
-        if warning := comparison.warning():
+        for warning in comparison.warnings():
             _say(warning)
         if out is None:
             out, force = new_folder(f"compare-{_short(asked.task)}"), True
@@ -296,7 +296,7 @@ def tune(
     if not tuning.best:
         _say(DIVERGED)
         raise typer.Exit(1)
-    print(f"Best: {described(tuning.best)}{tuning.beyond()}, after {tables.cost(tuning)} of tuning. Train with it:")
+    print(f"Best: {described(tuning.best)}{tuning.doubts()}, after {tables.cost(tuning)} of tuning. Train with it:")
     print(as_command(applied(asked, tuning.best)), f"record: {out}", sep="\n")
 
 

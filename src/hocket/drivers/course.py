@@ -17,7 +17,8 @@ from hocket.core.replica import Gradient, Part
 from hocket.core.seeds import seed_everything, stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
-from hocket.drivers.checkpoint import Checkpoint, check, for_workers, pack, read
+from hocket.drivers.checkpoint import Checkpoint, pack, read
+from hocket.drivers.fitting import check, for_workers
 from hocket.drivers.gradients import Gradients, Ready
 from hocket.drivers.judge import Judge, finite, mean_replica
 from hocket.drivers.ledger import Ledger

@@ -17,6 +17,7 @@ from hocket.core.comm import Comm, Counter, Op, Rank
 from hocket.core.errors import CommError, UserError
 from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
+from hocket.drivers.fitting import check, for_workers
 from hocket.drivers.loader import Loader, make_loader
 from hocket.drivers.outcome import Outcome
 from hocket.drivers.prepared import Prepared, check_optimizer
@@ -277,8 +278,8 @@ class Team:
         found = None
         if self.rank == 0:
             found = checkpoint.read(Path(path))
-            checkpoint.check(Path(path), found.about, self._about())
-            found = checkpoint.for_workers(Path(path), found, self._about())
+            check(Path(path), found.about, self._about())
+            found = for_workers(Path(path), found, self._about())
         ranks = self._rank.comm.size
         states = []
         for number, one in enumerate(prepared):

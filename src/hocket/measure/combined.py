@@ -32,6 +32,7 @@ def combined(workers: Reports, servers: Reports, *, simulated: bool) -> dict[str
         bytes_sent=sum(r["bytes_sent"] for r in [*workers, *servers]),
         staleness=staleness_summary(histogram),
         per_worker=[{k: r[k] for k in WORKER_KEYS if k in r} for r in workers],
+        per_server=[{k: r[k] for k in WORKER_KEYS if k in r} for r in servers],
         consensus_distance=first["consensus_distance"],
         parameters=first["parameters"],
         shared=_with_rate(first["shared"], seconds) if "shared" in first else None,

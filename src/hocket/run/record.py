@@ -36,6 +36,8 @@ class About:
     virtual_time: bool
     target: float | None
     """The metric whose time is taken: the run's goal, or the task's own."""
+    guess: float | None
+    """The metric of always giving the most frequent class, where the metric is of classes."""
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of a run that goes on, the points before."""
 
@@ -125,7 +127,14 @@ class Recorder(Listener):
         known["time_to_loss"] = _time_to_loss(reports)
         if first["verdict"] == "diverged":  # even a model of NaNs guesses some classes right
             known["time_to_target"] = None
+        known["learnt"] = first["verdict"] != "diverged" and self._learnt(known, first["initial_loss"])
         return Result(**known | combined(reports, servers, simulated=self._about.virtual_time), state=self._state())
+
+    def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:
+        metric, loss = known["test_metric"], known["train_loss"]
+        if self._about.guess is not None and metric is not None:
+            return bool(metric > self._about.guess)
+        return initial_loss is None or loss is None or bool(loss < initial_loss)
 
     def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
         """The record of a run that did not end by itself: all is as of the last point of its learning curve."""

@@ -26,6 +26,7 @@ from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
+from hocket.run.idle import idle_note
 from hocket.run.loading import find_name, load_task
 from hocket.run.past import read_curve
 from hocket.run.place import check_name
@@ -38,6 +39,7 @@ from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
 from hocket.strategies import strategy
 from hocket.tasks import SampleSet, Task
+from hocket.tasks.base import most_frequent
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,16 @@ class Training:
             raise UserError("checkpoints need a folder; give one with out=")
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
-            if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
-                display.note(warning)
+            if display and self.is_root:
+                for note in filter(None, (idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train))):
+                    display.note(note)
             about = About(
                 self.plan,
                 self.task,
                 self.spec.engine or "",
                 self.engine.virtual_time,
                 self.task.target if self.spec.target is None else self.spec.target,
+                most_frequent(self.test) if self.task.metric_is_share else None,
                 read_curve(out, resumed_at) if out and resumed_at is not None else [],
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
