@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hocket.app import pictures
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -343,6 +344,10 @@ def list_() -> None:
         console.print()
     console.print("[bold]optimizers[/bold]")
     console.print(", ".join(sorted(optim.OPTIMIZERS)))
+
+
+app.command()(pictures.report)
+app.command()(pictures.watch)
 
 
 @app.command(

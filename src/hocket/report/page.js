@@ -33,6 +33,11 @@
   const shown = (axis, v) => (axis.percent && typeof v === "number" ? number(100 * v) + " %" : number(v));
   const colour = (i) => `var(--c${i % COLOURS})`;
   const dashes = { solid: "", dashed: "7 4", dotted: "2 4" };
+  // One setting has one colour all over a section; where there are more than colours, lines are dashed.
+  const coloured = (figure, colours) => figure.series.map((s, k) => {
+    const i = colours[s.name] ?? k, round = Math.floor(i / COLOURS);
+    return { ...s, i, style: s.style !== "solid" || !round ? s.style : round === 1 ? "dashed" : "dotted" };
+  });
 
   // Scales
 
@@ -72,8 +77,8 @@
 
   // Frames
 
-  const frame = (svg, figure, width, height, left, bottom) => {
-    const area = { left, right: width - 12, top: 12, bottom: height - bottom };
+  const frame = (svg, figure, width, height, left, bottom, room = 0) => {
+    const area = { left, right: width - 12 - room, top: 12, bottom: height - bottom };
     make(svg, "text", { x: (area.left + area.right) / 2, y: height - 4, "text-anchor": "middle" }, figure.x.label);
     make(svg, "text", { x: -(area.top + area.bottom) / 2, y: 13, transform: "rotate(-90)", "text-anchor": "middle" }, figure.y.label);
     return area;
@@ -94,11 +99,30 @@
   };
   const hideTip = () => { tip.style.display = "none"; };
 
+  // Each line's name at its end, moved apart where they would overlap
+  const endLabels = (svg, area, series, x, y, longest) => {
+    const labels = series.map((s) => {
+      const last = s.x.map((_, k) => k).filter((k) => x.has(s.x[k]) && y.has(s.y[k])).pop();
+      return last === undefined ? null : { s, px: x.at(s.x[last]), py: y.at(s.y[last]) };
+    }).filter(Boolean).sort((a, b) => a.py - b.py);
+    let floor = area.top;
+    for (const label of labels) { label.at = Math.max(label.py, floor); floor = label.at + 13; }
+    const over = labels.length ? Math.max(labels[labels.length - 1].at - area.bottom, 0) : 0;
+    for (const { s, px, py, at } of labels) {
+      const stroke = s.ideal ? "var(--quiet)" : colour(s.i), top = at - over;
+      make(svg, "line", { x1: px, y1: py, x2: area.right + 5, y2: top, stroke, opacity: 0.35 });
+      const name = s.name.length > longest ? s.name.slice(0, longest - 1) + "…" : s.name;
+      make(svg, "text", { x: area.right + 8, y: top + 4, style: `fill:${stroke}` }, name);
+    }
+  };
+
   // Kinds of figures
 
   const drawLines = (svg, figure, width, height, hidden) => {
-    const series = figure.series.map((s, i) => ({ ...s, i })).filter((s) => !hidden.has(s.name));
-    const area = frame(svg, figure, width, height, 62, 44);
+    const series = figure.series.filter((s) => !hidden.has(s.name));
+    const labelled = width > 460 && series.length > 1 && series.length <= 8;
+    const room = labelled ? Math.min(Math.max(...series.map((s) => s.name.length)) * 6.3 + 10, width * 0.3) : 0;
+    const area = frame(svg, figure, width, height, 62, 44, room);
     const x = scaleOf(figure.x, series.flatMap((s) => s.x), area.left, area.right, width < 480 ? 5 : 8);
     const y = scaleOf(figure.y, series.flatMap((s) => [...s.y, ...s.low, ...s.high]), area.bottom, area.top, 6);
     yAxis(svg, figure, area, y);
@@ -122,6 +146,7 @@
         points.push({ s, k, px: x.at(s.x[k]), py: y.at(s.y[k]) });
       }
     }
+    if (labelled) endLabels(svg, area, series, x, y, Math.floor(room / 6.3));
     const mark = make(svg, "circle", { r: 5, fill: "none", stroke: "var(--text)", "stroke-width": 1.5, visibility: "hidden" });
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect(), k = width / box.width;
@@ -137,7 +162,7 @@
   };
 
   const drawBars = (svg, figure, width, height, hidden, stacked) => {
-    const series = figure.series.map((s, i) => ({ ...s, i })).filter((s) => !hidden.has(s.name));
+    const series = figure.series.filter((s) => !hidden.has(s.name));
     const names = [...new Set(figure.series.flatMap((s) => s.x))];
     const tilted = names.some((n) => String(n).length * 7 > (width - 80) / Math.max(names.length, 1));
     const longest = Math.min(Math.max(...names.map((n) => String(n).length), 1), 26);
@@ -227,7 +252,8 @@
     node.querySelector(".canvas").replaceChildren(svg);
   };
 
-  const place = (figure, parent) => {
+  const place = (given, parent, colours) => {
+    const figure = { ...given, series: coloured(given, colours) };
     const node = html(parent, "figure");
     node.id = figure.name;
     html(node, "h3", "", figure.title);
@@ -236,12 +262,12 @@
     const hidden = new Set(), state = { step: 0 };
     if (figure.series.length > 1) {
       const legend = html(node, "div", "legend");
-      figure.series.forEach((s, i) => {
+      figure.series.forEach((s) => {
         const button = html(legend, "button", "");
         button.type = "button";
         button.setAttribute("aria-pressed", "true");
         const swatch = html(button, "span", `swatch ${s.style}`);
-        swatch.style.borderTopColor = s.ideal ? "var(--quiet)" : colour(i);
+        swatch.style.borderTopColor = s.ideal ? "var(--quiet)" : colour(s.i);
         html(button, "span", "", s.name);
         button.addEventListener("click", () => {
           hidden.has(s.name) ? hidden.delete(s.name) : hidden.add(s.name);
@@ -332,7 +358,7 @@
       if (section.says) html(content, "p", "quiet", section.says);
       if (section.figures.length) {
         const grid = html(content, "div", "figures");
-        for (const figure of section.figures) redraws.push(place(figure, grid));
+        for (const figure of section.figures) redraws.push(place(figure, grid, section.colours || {}));
       }
       if (section.table) tableOf(section.table, content);
       for (const line of section.notes) html(content, "p", "quiet", line);

@@ -70,6 +70,7 @@ def _section(task: str, groups: Sequence[Group], clock: str) -> dict[str, Any]:
         "says": "Lines are medians over seeds, bands their range.",
         "figures": [figure.to_json() for figure in figures_of(groups, clock)],
         "table": {"columns": columns, "rows": [_row(group) for group in groups]},
+        "colours": {group.name: number for number, group in enumerate(groups)},
         "notes": [],
     }
 
