@@ -168,7 +168,7 @@ def train(
     with _display(as_json) as display:
         training = prepare(collected(words or [], settings, spec))
         if out is None and training.is_root:
-            names = (_short(training.plan.task), training.plan.strategy.partition(":")[0])
+            names = (_short(training.plan.task), training.plan.made_strategy.name)
             out, force = new_folder("-".join(names)), True
         result = training.run(out, force=force, display=display)
     if training.is_root and not as_json:
@@ -187,7 +187,7 @@ def _mind(error: str | None) -> None:
 
 def _short(task: str) -> str:
     """A task's name, fit for a file's."""
-    return (Path(task.rpartition(":")[0]).stem if ".py:" in task else task.partition(":")[0])[:80]
+    return (Path(task.partition(".py:")[0]).name if ".py:" in task else task.partition(":")[0])[:80]
 
 
 @app.command()

@@ -12,6 +12,7 @@ from hocket.lab.axes import described, written
 from hocket.lab.compare import Comparison, Row
 from hocket.lab.runs import overlap
 from hocket.lab.tune import Tuning
+from hocket.run.train import brief
 from hocket.strategies import strategy
 
 
@@ -28,7 +29,7 @@ def compared(comparison: Comparison) -> Table:
     found = _table([*names, f"test {first.metric}", clock, "samples/s", "MB sent"])
     for row in rows:
         runs = row.runs
-        cells = [row.strategy, str(row.workers), runs.results[0].engine, runs.results[0].driver]
+        cells = [brief(row.strategy), str(row.workers), runs.results[0].engine, runs.results[0].driver]
         if "tuned" in names:
             cells += [described(row.tuned) or "–", cost(row.tuning) if row.tuning else "–"]
         if first.target is not None:
@@ -126,7 +127,7 @@ def _middle(values: Sequence[float]) -> str:
 
 
 def _named(row: Row) -> str:
-    return f"{row.strategy} with {_count(row.workers, 'worker')}"
+    return f"{brief(row.strategy)} with {_count(row.workers, 'worker')}"
 
 
 def _count(n: float, what: str) -> str:

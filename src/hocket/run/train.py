@@ -25,7 +25,7 @@ from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
-from hocket.run.loading import find_name, load_task
+from hocket.run.loading import absolute, find_name, load_task
 from hocket.run.past import read_curve
 from hocket.run.place import check_name
 from hocket.run.progress import Display, Silent
@@ -37,6 +37,7 @@ from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
 from hocket.strategies import strategy
 from hocket.tasks import SampleSet, Task
+from hocket.tasks import task as task_registry
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,8 @@ def train(
 
 def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Training:
     """Decide everything, and refuse what cannot run. `resume` is the checkpoint to go on from."""
-    if ".py:" in spec.task:  # wherever the spec is read again, it means this file
-        path, _, name = spec.task.rpartition(":")
-        spec = dataclasses.replace(spec, task=f"{Path(path).resolve()}:{name}")
+    found = absolute(spec.task, task_registry), absolute(spec.strategy, strategy)
+    spec = dataclasses.replace(spec, task=found[0], strategy=found[1])
     if task is not None and not spec.task:
         spec = dataclasses.replace(spec, task=find_name(task) or "")
     task = task or load_task(spec.task, spec.seed, spec.data, spec.test_data)
@@ -210,9 +210,14 @@ def _torch_as_it_was() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def brief(text: str) -> str:
+    """A task or strategy as people read it: one in a user's file without the folders before it."""
+    place, found, rest = text.partition(".py:")
+    return Path(place).name + found + rest
+
+
 def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-    task = Path(plan.task).name or "task"
-    return (
-        f"{task}: {plan.strategy} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
-    )
+    task = brief(plan.task) or "task"
+    how = f"batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
+    return f"{task}: {brief(plan.strategy)} on {workers}, {where}, {how}"
