@@ -151,7 +151,7 @@ def _around(name: str, kind: Any, training: Training) -> list[Any]:
 
 def _works(name: str, value: Any, training: Training) -> bool:
     if name == "batch":
-        return 1 <= int(value) <= len(training.train) // training.plan.workers
+        return 1 <= int(value) * training.plan.accumulate <= len(training.train) // training.plan.workers
     if name in SETTINGS:
         return True
     try:

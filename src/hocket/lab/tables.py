@@ -88,14 +88,14 @@ def tuned(tuning: Tuning) -> Table:
     names = [*tuning.grid[0], "rung", "epochs", "runs"]
     if result.target is not None:
         names += [f"s to {result.target:g}", "reached"]
-    found = _table([*names, f"test {result.metric}", "verdict"])
+    found = _table([*names, f"{result.looks_at} {result.metric}", "verdict"])
     for candidate in tuning.ranking:
         runs = candidate.runs
         cells = [written(value) for value in candidate.values.values()]
         cells += [str(candidate.rung), f"{candidate.epochs:.3g}", str(len(runs.results))]
         if result.target is not None:
             cells += [_spread(runs.times, ".3g"), f"{runs.reached} of {len(runs.results)}"]
-        found.add_row(*cells, _spread(runs.metrics, ".4f"), "diverged" if runs.diverged else "")
+        found.add_row(*cells, _spread(runs.judged, ".4f"), "diverged" if runs.diverged else "")
     return found
 
 

@@ -18,7 +18,7 @@ from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Listener
 from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS, time_to_loss
-from hocket.measure.result import TIMES, Result, Verdict, staleness_summary, versions
+from hocket.measure.result import TIMES, Result, Verdict, by_name, recorded, staleness_summary, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
 from hocket.run.progress import Display
@@ -42,6 +42,8 @@ class About:
     """The metric whose time is taken: the run's goal, or the task's own."""
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of a run that goes on, the points before."""
+    best: dict[str, Any] | None = None
+    """And the best model that it had, if it has one."""
 
 
 class Recorder(Listener):
@@ -51,7 +53,8 @@ class Recorder(Listener):
         self._about, self._folder, self._display = about, folder, display
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
-        self._model = b""
+        self._model = self._best_model = b""
+        self._best = about.best
         self._closed = False
 
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
@@ -82,7 +85,9 @@ class Recorder(Listener):
             case "point":
                 again = any(point["epoch"] == data["epoch"] for point in self._curve)  # in a run made longer
                 self._curve.append(data)
-                self._display.metric(self._about.task.metric_name, data[self._metric_key()], data["train_loss"])
+                looks_at = _looks_at(data)
+                name = self._about.task.metric_name
+                self._display.metric(f"{looks_at} {name}", data.get(f"{looks_at}_{name}"), data["train_loss"])
                 if folder and not again:
                     folder.point(data)
             case "note":
@@ -91,6 +96,10 @@ class Recorder(Listener):
                 self._model = blob
                 if folder:
                     folder.model(blob)
+            case "best" if self._about.task.is_better(data["metric"], self._best["metric"] if self._best else None):
+                self._best, self._best_model = data, blob
+                if folder:
+                    folder.best(blob)
             case "checkpoint" if folder:
                 folder.checkpoint(checkpoint_name(data["step"]), blob)
 
@@ -105,9 +114,6 @@ class Recorder(Listener):
 
     def failed(self, failure: RankFailed) -> None:
         self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
-
-    def _metric_key(self) -> str:
-        return f"test_{self._about.task.metric_name}"
 
     def _close(self, record: dict[str, Any]) -> str | None:
         """Write the record; returns one line on what could not be written, if anything."""
@@ -130,7 +136,7 @@ class Recorder(Listener):
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
         simulated, seconds, verdict = self._about.virtual_time, max(r["seconds"] for r in reports), first["verdict"]
         samples = sum(r["samples"] for r in reports)
-        known = self._known(_joined(self._about.curve, _curve_of(reports)))
+        known = self._known(_joined(self._about.curve, _curve_of(reports)), first["tested"])
         if verdict == "diverged":  # even a model of NaNs guesses some classes right
             known["time_to_target"] = None
         return Result(
@@ -150,17 +156,16 @@ class Recorder(Listener):
             shared=_with_rate(first["shared"], seconds) if "shared" in first else None,
             compile_seconds=first.get("compile_seconds"),
             diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
-            state=self._state(),
+            state=_tensors(self._model),
+            best_state=_tensors(self._best_model),
         )
 
     def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
         """The record of a run that did not end by itself: all is as of the last point of its learning curve."""
         curve = _joined([], self._curve)
         last = curve[-1] if curve else {"step": 0, "epoch": 0.0, "seconds": 0.0}
-        record: dict[str, Any] = {f.name: None for f in dataclasses.fields(Result) if f.name != "state"}
-        record |= self._known(curve)
-        record[self._metric_key()] = record.pop("test_metric")
-        return record | {
+        record: dict[str, Any] = dict.fromkeys(recorded()) | self._known(curve, {})
+        return by_name(record) | {
             "verdict": verdict,
             "error": error,
             "virtual_seconds" if self._about.virtual_time else "seconds": last["seconds"],
@@ -169,14 +174,18 @@ class Recorder(Listener):
             "per_worker": [{"steps": s.step, "samples": s.samples} for s in self._statuses],
         }
 
-    def _known(self, curve: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is known of a run however it ended."""
-        plan, task, key = self._about.plan, self._about.task, self._metric_key()
+    def _known(self, curve: list[dict[str, Any]], tested: dict[str, Any]) -> dict[str, Any]:
+        """What is known of a run however it ended; `tested` where the test samples were not those of the curve."""
+        plan, task = self._about.plan, self._about.task
         last, target = curve[-1] if curve else {}, self._about.target
+        looks_at = _looks_at(last)
+        key = f"{looks_at}_{task.metric_name}"
+        test = _measured(last | tested, "test")
+        validation = _measured(last, "validation")
         reached = (
             point["seconds"]
             for point in curve
-            if target is not None and point[key] is not None and task.reached(point[key], target)
+            if target is not None and point.get(key) is not None and task.reached(point[key], target)
         )
         return dict(
             task=plan.task or "task",
@@ -186,9 +195,14 @@ class Recorder(Listener):
             workers=plan.workers,
             seed=plan.seed,
             train_loss=last.get("train_loss"),
-            test_loss=last.get("test_loss"),
+            test_loss=test.pop("loss", None),
             metric=task.metric_name,
-            test_metric=last.get(key),
+            test_metric=test.get(task.metric_name),
+            metrics=test,
+            looks_at=looks_at,
+            validation_loss=validation.pop("loss", None),
+            validation_metrics=validation,
+            best=self._best,
             target=target,
             time_to_target=next(reached, None),
             curve=curve,
@@ -196,10 +210,21 @@ class Recorder(Listener):
             out=str(self._folder.path) if self._folder else None,
         )
 
-    def _state(self) -> dict[str, Tensor]:
-        from safetensors.torch import load
 
-        return load(self._model) if self._model else {}
+def _tensors(blob: bytes) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
+    return load(blob) if blob else {}
+
+
+def _looks_at(point: dict[str, Any]) -> str:
+    """Which samples the points of a learning curve are about."""
+    return "validation" if "validation_loss" in point else "test"
+
+
+def _measured(point: dict[str, Any], on: str) -> dict[str, Any]:
+    """What was found on these samples, by name."""
+    return {key.removeprefix(f"{on}_"): value for key, value in point.items() if key.startswith(f"{on}_")}
 
 
 def _curve_of(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
