@@ -60,7 +60,7 @@ class Plan:
     momentum: float
     optimizer: str
     schedule: str
-    """One of torch.optim.lr_scheduler, by name and options, or `none`."""
+    """One of torch.optim.lr_scheduler, by name and options, or empty."""
     clip: float
     """The longest that a gradient may be; 0 is any length."""
     accumulate: int
@@ -94,7 +94,7 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Whether a step is one of sgd on a whole batch, at a rate that changes between epochs at most."""
-        beside = self.warmup or self.clip or self.loaders or self.schedule != "none" or self.autocast != "none"
+        beside = self.warmup or self.clip or self.loaders or self.schedule or self.autocast != "none"
         return self.optimizer == "sgd" and self.accumulate == 1 and not beside
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hocket.drivers.plan import Plan
-from hocket.optim.schedules import NONE, Rates
+from hocket.optim.schedules import Rates
 
 
 class Schedule:
@@ -50,7 +50,7 @@ class Schedule:
 
 def rates_of(plan: Plan, steps_per_epoch: int) -> Rates | None:
     """What the plan's schedule makes of its full rate; None without one."""
-    if plan.schedule == NONE:
+    if not plan.schedule:
         return None
     full = plan.lr * (plan.workers if plan.scale_lr else 1)
     found = Rates(plan.schedule, plan.optimizer, full, plan.momentum, plan.steps)

@@ -18,7 +18,6 @@ from hocket.core.errors import UserError, shown
 from hocket.core.registry import unknown
 from hocket.optim import on_parameters
 
-NONE = "none"
 _NEED_MORE = {"LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau"}
 """Those that are made from functions, from other schedules, or that look at a metric: not to be written as text."""
 _LENGTHS = ("T_max", "total_steps")
@@ -45,7 +44,7 @@ def parse(text: str) -> tuple[str, dict[str, Any], bool]:
     given, _, rest = text.partition(":")
     name = next((known for known in SCHEDULES if _plain(known) == _plain(given)), given)
     if name not in SCHEDULES:
-        raise UserError(unknown("schedule", given, [*SCHEDULES, NONE]))
+        raise UserError(unknown("schedule", given, SCHEDULES))
     known, chosen, per = settings(name), {}, "epoch"
     for part in filter(None, rest.split(",")):
         key, equals, value = (word.strip() for word in part.partition("="))

@@ -65,7 +65,7 @@ class RunSpec:
     scale_lr: bool = setting(False, "Multiply the learning rate by the number of workers.")
     lr_decay: float | None = setting(None, "What the learning rate is multiplied by after every epoch.")
     schedule: str | None = setting(
-        None, "One of torch.optim.lr_scheduler: cosine-annealing, step:step_size=3,per=epoch ... [the task's, or none]"
+        None, "One of torch.optim.lr_scheduler: cosine-annealing, step:step_size=3,per=epoch ... [the task's]"
     )
     clip: float = setting(0.0, "Shorten a gradient that is longer than this; see docs/own-model.md. [0: none]")
     accumulate: int = setting(1, "Batches whose gradients a worker adds up for one step. [1]", fixed=True)

@@ -86,8 +86,8 @@ class Task:
     """What the learning rate is multiplied by after every epoch."""
     momentum: float = 0.0
     optimizer: str = "sgd"
-    schedule: str = "none"
-    """One of torch.optim.lr_scheduler, by name and options."""
+    schedule: str = ""
+    """One of torch.optim.lr_scheduler, by name and options, if any."""
     metrics: Mapping[str, Metric] | None = None
     """Several metrics by name, in place of one."""
     evaluate: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
@@ -122,7 +122,9 @@ class Task:
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise UserError(f"Task.{name} must be a function, or None; got {shown(value)}")
         for name in ("metric_name", "optimizer", "schedule"):
-            if not isinstance(value := getattr(self, name), str) or not value.strip() or not value.isprintable():
+            needed = name != "schedule"
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable() or (needed and not value.strip()):
                 raise UserError(f"Task.{name} must be text on one line; got {shown(value)}")
         if self.metric_name == "loss":
             raise UserError("Task.metric_name must not be 'loss': test_loss is the loss itself; choose another name")
