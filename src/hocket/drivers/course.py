@@ -342,7 +342,6 @@ class Course:
             "diverged_at_step": self.ledger.diverged_at,
             "stretches": {str(k): sums for k, sums in self.ledger.by_stretch.items()},
             "curve": self.judge.curve,
-            "looks_at": self.judge.looks_at,
             "tested": self._tested.named("test") if self._tested else {},
         }
         return report(self.session, seconds) | known | own

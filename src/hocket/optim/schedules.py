@@ -22,6 +22,7 @@ _NEED_MORE = {"LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "Ch
 """Those that are made from functions, from other schedules, or that look at a metric: not to be written as text."""
 _LENGTHS = ("T_max", "total_steps")
 """Options that are the length of the run unless they are given."""
+_LISTS = ("milestones",)
 _CHANGED = ("lr", "momentum", "betas")
 _LARGEST = 1e35
 
@@ -56,6 +57,8 @@ def parse(text: str) -> tuple[str, dict[str, Any], bool]:
             raise UserError(unknown(f"option of schedule {name}", key, [*known, "per"]))
         else:
             chosen[key] = _value(value)
+            if key in _LISTS and not isinstance(chosen[key], list):
+                chosen[key] = [chosen[key]]
     if per not in ("epoch", "step"):
         raise UserError(f"schedule {name}: per must be epoch or step; got {shown(per)}")
     return name, chosen, per == "step"
@@ -123,4 +126,4 @@ class Rates:
         return found
 
     def _refused(self, error: Exception) -> UserError:
-        return UserError(f"schedule {self._text}: {shown(str(error))}")
+        return UserError(f"schedule {self._text}: {' '.join(str(error).split())}")
