@@ -121,7 +121,7 @@ class TestValidation:
     def test_refused(self, share: float) -> None:
         with pytest.raises(UserError, match="validation must be a share from 0 to below 1"):
             fit(tiny.task(), validation=share)
-        with pytest.raises(UserError, match="Task.validation must be samples, or a share"):
+        with pytest.raises(UserError, match=r"Task\.validation must be samples, or a share"):
             tiny.task(validation=share)
 
 
@@ -213,9 +213,9 @@ class TestBest:
         assert all(best[name].equal(result.best_state[name]) for name in best)
 
     def test_is_the_model_of_that_moment(self) -> None:
-        made = tiny.task(48, lr=0.05, schedule=self.SPOILT, metric=lambda o, t: -nn.functional.cross_entropy(o, t))
-        best, short = fit(made, epochs=4), fit(made, epochs=2)
-        assert best.best is not None and best.best["epoch"] == 2
+        made = tiny.task(48, lr=0.5, schedule=self.SPOILT, metric=lambda output, target: -output.abs().mean())
+        best, short = fit(made, epochs=4), fit(made, epochs=1)
+        assert best.best is not None and best.best["epoch"] == 1
         assert all(best.best_state[name].equal(short.state[name]) for name in short.state)
 
     def test_goes_on_with_a_run(self, tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ class TestBest:
         before = fit(made, epochs=2, out=tmp_path / "run", checkpoint_every=1)
         content = (tmp_path / "run/best.safetensors").read_bytes()
         after = hocket.resume(tmp_path / "run", task=made, epochs=4, progress=False)
-        if max(p["test_accuracy"] for p in after.curve) == (before.best or {})["metric"]:
-            assert after.best == before.best and (tmp_path / "run/best.safetensors").read_bytes() == content
+        assert max(p["test_accuracy"] for p in after.curve) == (before.best or {})["metric"]
+        assert after.best == before.best and (tmp_path / "run/best.safetensors").read_bytes() == content
 
     def test_by_the_lowest_where_that_is_better(self) -> None:
         result = fit(tiny.task(metrics={"wrong": wrong}, lower_is_better=True, epochs=4, lr=0.5))
