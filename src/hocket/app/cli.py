@@ -322,13 +322,14 @@ def demo(
 
 @app.command(name="list")
 def list_() -> None:
-    """Show the tasks, strategies, engines, optimizers and compressors, with their options."""
+    """Show the tasks, strategies, engines, compressors, optimizers and schedules, with their options."""
     from rich.console import Console
     from rich.table import Table
 
     from hocket import optim
     from hocket.compress import compressor
     from hocket.engines.catalogue import engine
+    from hocket.optim.schedules import SCHEDULES
     from hocket.strategies import strategy
     from hocket.tasks import task
 
@@ -343,6 +344,8 @@ def list_() -> None:
         console.print()
     console.print("[bold]optimizers[/bold]")
     console.print(", ".join(sorted(optim.OPTIMIZERS)))
+    console.print("\n[bold]schedules[/bold]")
+    console.print(", ".join(sorted(SCHEDULES)))
 
 
 @app.command(

@@ -92,8 +92,9 @@ def _validation(spec: RunSpec, task: Task) -> float:
 
 def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
     """The spec with all that was decided, so that it alone reproduces the run."""
-    names = ("workers", "lr", "lr_decay", "momentum", "optimizer", "schedule", "evaluate_every")
+    names = ("workers", "lr", "lr_decay", "momentum", "optimizer", "evaluate_every")
     decided = {name: getattr(plan, name) for name in names} | {"batch": plan.batch // plan.accumulate}
+    decided["schedule"] = plan.schedule or None
     if task.validation is None or isinstance(task.validation, (int, float)):
         decided["validation"] = plan.validation
     epochs = None if spec.steps is not None else _given(spec, task, "epochs")
