@@ -95,7 +95,7 @@ def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
     names = ("workers", "lr", "lr_decay", "momentum", "optimizer", "evaluate_every")
     decided = {name: getattr(plan, name) for name in names} | {"batch": plan.batch // plan.accumulate}
     decided["schedule"] = plan.schedule or None
-    if task.validation is None or isinstance(task.validation, (int, float)):
+    if plan.validation or isinstance(task.validation, (int, float)):
         decided["validation"] = plan.validation
     epochs = None if spec.steps is not None else _given(spec, task, "epochs")
     return dataclasses.replace(spec, engine=engine, epochs=epochs, **decided)
