@@ -9,7 +9,8 @@ from typing import Any
 from hocket.app.display import choose
 from hocket.app.options import takes_keywords
 from hocket.core.errors import CommError, DeadlineExceeded, RankFailed, UserError
-from hocket.drivers.team import Team, join
+from hocket.drivers.joining import join
+from hocket.drivers.team import Team
 from hocket.lab.compare import plan as plan_comparison
 from hocket.lab.tune import BUDGET
 from hocket.lab.tune import plan as plan_tuning
@@ -69,7 +70,7 @@ def compare(
     counts = [workers] if isinstance(workers, int) else workers
     comparison = plan_comparison(spec, strategies, counts, seeds, tune, budget, own)
     display = choose(quiet=not progress)
-    if warning := comparison.warning():
+    for warning in comparison.warnings():
         display.note(warning)
     return comparison.run(Path(out) if out else None, force, display)
 

@@ -247,7 +247,7 @@ def compare(
         asked = collected(words or [], settings, spec)
         comparison = plan(asked, strategy, counts, seeds, tune or [], BUDGET if budget is None else budget)
         display = choose(quiet=as_json)
-        if warning := comparison.warning():
+        for warning in comparison.warnings():
             _say(warning)
         if out is None:
             out, force = new_folder(f"compare-{_short(asked.task)}"), True
@@ -296,7 +296,7 @@ def tune(
     if not tuning.best:
         _say(DIVERGED)
         raise typer.Exit(1)
-    print(f"Best: {described(tuning.best)}{tuning.beyond()}, after {tables.cost(tuning)} of tuning. Train with it:")
+    print(f"Best: {described(tuning.best)}{tuning.doubts()}, after {tables.cost(tuning)} of tuning. Train with it:")
     print(as_command(applied(asked, tuning.best)), f"record: {out}", sep="\n")
 
 
@@ -358,13 +358,19 @@ def list_() -> None:
 @takes_settings("launch")
 def launch(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
+    script: Annotated[str, typer.Argument(help="A Python script that calls hocket.join; its own arguments follow.")],
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the record. [runs/launch-SCRIPT-TIME]", **_OPTIONS)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the record in --out.")] = False,
     **settings: Any,
 ) -> None:
-    """Run your own script on every rank: 'hocket launch -n 4 script.py'."""
+    """Run your own script on every rank: 'hocket launch -n 4 script.py' or 'hocket launch -n 4 -m package.module'."""
     from hocket.run.launch import launch as run_script
 
-    run_script(script, context.args, collected([""], settings, None))
+    run_script(script, context.args, collected([""], settings, None), module=module, out=out, force=force)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ class Rank:
     """What its engine can do for a strategy; see `Strategy.needs`."""
     brake: Brake = field(default_factory=Brake)
     """Where the rank hears that the run shall be saved, or end."""
+    engine: str = ""
+    """What its engine is called, for the record."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

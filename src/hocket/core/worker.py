@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -47,6 +47,11 @@ class Strategy(ABC):
         """Whether the workers take their steps together, so that all can meet at the end of an epoch."""
         return True
 
+    @property
+    def alike(self) -> bool:
+        """Whether all replicas have the same parameters after every step."""
+        return False
+
     def server_ranks(self) -> int:
         """How many ranks it needs beside the workers."""
         return 0
@@ -68,6 +73,13 @@ class Strategy(ABC):
 
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
+
+    def idle(self) -> Mapping[str, str]:
+        """Options that change nothing as the others stand: the name of each, and of the option that makes it so.
+
+        Nobody's name where it never changes anything.
+        """
+        return {}
 
     def step_scale(self, workers: int) -> float:
         """How far one sample moves the model that the run returns, over how far it does in a serial run.

@@ -15,12 +15,13 @@ from hocket import optim
 from hocket.core.clock import RealClock
 from hocket.core.errors import CommError
 from hocket.core.replica import Gradient, Part
-from hocket.core.seeds import stream
+from hocket.core.seeds import seed_everything, stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
-from hocket.drivers.checkpoint import Checkpoint, check, for_workers, pack, read
+from hocket.drivers.checkpoint import Checkpoint, pack, read
+from hocket.drivers.fitting import check, for_workers
 from hocket.drivers.gradients import Gradients, Ready
-from hocket.drivers.judge import Judge, Score, finite
+from hocket.drivers.judge import Judge, Score, finite, mean_replica
 from hocket.drivers.ledger import Ledger
 from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import model_bytes, report
@@ -82,8 +83,8 @@ class Course:
             self.ledger.initial_loss = self.judge.initial_loss()
             ready = torch.tensor([session.comm.common(clock.now())], dtype=torch.float64)
             session.group.all_reduce(ready, "max")
-        # After all are ready, since ranks that are threads share torch's generator
-        torch.manual_seed(stream(self.plan.seed, "model", self.rank.comm.rank))
+        # After all are ready, since ranks that are threads share the generators
+        seed_everything(stream(self.plan.seed, "model", self.rank.comm.rank))
         now = clock.now()  # from where all were ready, whenever this rank came to run again
         self.began_s = session.trace.origin_s = now - max(session.comm.common(now) - float(ready), 0.0)
         self._real = RealClock()
@@ -197,7 +198,8 @@ class Course:
             train_loss, diverged = self.ledger.mean(self.session.group)
             self.status.loss = train_loss
             parts = self.session.strategy.part(self.session.worker)
-            values = self.gradients.replica.values if final else self.judge.mean_replica(*parts)
+            replica = self.gradients.replica
+            values = replica.values if final else mean_replica(replica, self.session.group, *parts)
             step = self.steps_done()
             score = self.judge.together(values, step, step / self.shards.steps)
             if final:
@@ -299,7 +301,9 @@ class Course:
     def _about(self, step: int) -> dict[str, Any]:
         plan = self.plan
         names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
-        known = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": self.gradients.replica.x.numel()}
+        replica = self.gradients.replica
+        known: dict[str, Any] = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": replica.x.numel()}
+        known["layout"] = replica.fingerprint()
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class WholeModel:
         return torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext()
 
     def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
-        self.replica.g.zero_()
+        self.replica.zero_grad()
         pieces = torch.split(index, self._piece) if 0 < self._piece < len(index) else (index,)
         total: Tensor | None = None
         for number, piece in enumerate(pieces, 1):
@@ -66,6 +66,7 @@ class WholeModel:
                     torch.autograd.backward(loss)
             if loss is not None:
                 total = loss.detach() if total is None else total + loss.detach()
+        self.replica.collect_odd()
         return total
 
     def _loss(self, index: Tensor, part: float) -> Tensor:
@@ -84,6 +85,7 @@ class WholeModel:
 
         def announce(*, rest: bool = False) -> None:
             nonlocal announced
+            self.replica.collect_odd()
             while announced < len(parts) and (complete[announced] or rest):
                 announced += 1
                 ready(parts[announced - 1])

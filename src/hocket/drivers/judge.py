@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.comm import Comm, Rank
+from hocket.core.replica import Replica
 from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
 from hocket.drivers.report import model_bytes
@@ -74,7 +74,7 @@ class Judge:
     def together(self, values: Tensor, step: int, epoch: float) -> Score:
         """How good a replica with these values is, the run's after so many steps; each worker takes a share of the
         samples."""
-        with self._holding(values):
+        with self._gradients.replica.holding(values):
             score = self._together(self._judged)
             if self._workers.rank == 0:
                 self._keep_best(score, step, epoch)
@@ -84,7 +84,7 @@ class Judge:
         """The test samples, where others were judged until now; all workers call it together."""
         if self._judged is self._test:
             return None
-        with self._holding(values):
+        with self._gradients.replica.holding(values):
             return self._together(self._test)
 
     def _together(self, samples: SampleSet) -> Score:
@@ -99,7 +99,7 @@ class Judge:
 
     def alone(self, x: Tensor, step: int, epoch: float) -> Score:
         """The same by this worker alone, while the others go on; `x` may be the parameters without buffers."""
-        with self._holding(x):
+        with self._gradients.replica.holding(x):
             score = self._alone()
             self._keep_best(score, step, epoch)
         return score
@@ -120,17 +120,6 @@ class Judge:
             found = {"step": step, "epoch": epoch, "metric": score.metric}
             self._best = found, model_bytes(self._gradients.replica, found)
 
-    @contextmanager
-    def _holding(self, values: Tensor) -> Iterator[None]:
-        """Inside, the replica has these values, of the parameters or of all."""
-        own = self._gradients.replica.values[: values.numel()]
-        saved = own.clone()
-        own.copy_(values)
-        try:
-            yield
-        finally:
-            own.copy_(saved)
-
     def record(self, shards: Shards, step: int, now: float, train_loss: float, score: Score) -> None:
         """A point of the learning curve: the model after so many steps of all workers."""
         if self.curve and self.curve[-1]["step"] == step:
@@ -149,34 +138,41 @@ class Judge:
             self._rank.tell("best", *self._best)
             self._best = None
 
-    def mean_replica(self, x: Tensor, weight: float) -> Tensor:
-        """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
-        mean = self._gradients.replica.values.clone()
-        mean[: x.numel()] = x
-        weights = torch.zeros(self._workers.size, dtype=torch.float64)
-        self._workers.all_gather(weights, torch.tensor([weight], dtype=torch.float64))
-        if weights.min() < weights.max():
-            mean *= weight / float(weights.mean())
-        if self._workers.size > 1:
-            self._workers.all_reduce(mean, "mean")
-        return mean
-
     def own_replica(self, values: Tensor) -> dict[str, Any]:
         """How far the workers' replicas are apart and, on request, how good this one is; all call it together."""
-        mean = values.clone()
-        if self._workers.size > 1:
-            self._workers.all_reduce(mean, "mean")
-        square = (values - mean).double().square().sum().reshape(1).cpu()
-        self._workers.all_reduce(square, "mean")
-        distance = {"consensus_distance": finite(float(square.sqrt()))}
-        if not self._of_each or not square > 0:
+        apart = distance_from_mean(values, self._workers)
+        distance = {"consensus_distance": apart}
+        if not self._of_each or apart == 0:
             return distance
-        with self._holding(values):
+        with self._gradients.replica.holding(values):
             score = self._alone()
         self._workers.barrier()
         return distance | {"own_metric": finite(score.metric)}
 
 
+def distance_from_mean(values: Tensor, workers: Comm) -> float | None:
+    """The root of the mean square distance of the workers' values from their mean; all call it together."""
+    mean = values.clone()
+    if workers.size > 1:
+        workers.all_reduce(mean, "mean")
+    square = (values - mean).double().square().sum().reshape(1).cpu()
+    workers.all_reduce(square, "mean")
+    return finite(float(square.sqrt()))
+
+
 def finite(value: float) -> float | None:
     """JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else None
+
+
+def mean_replica(replica: Replica, workers: Comm, x: Tensor, weight: float) -> Tensor:
+    """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
+    mean = replica.values.clone()
+    mean[: x.numel()] = x
+    weights = torch.zeros(workers.size, dtype=torch.float64)
+    workers.all_gather(weights, torch.tensor([weight], dtype=torch.float64))
+    if weights.min() < weights.max():
+        mean *= weight / float(weights.mean())
+    if workers.size > 1:
+        workers.all_reduce(mean, "mean")
+    return mean

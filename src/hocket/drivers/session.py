@@ -14,6 +14,7 @@ from hocket.core.comm import Comm, Rank
 from hocket.core.forward import Mailbox, OnDevice
 from hocket.core.message import Message
 from hocket.core.replica import Gradient, Replica
+from hocket.core.seeds import generators, restore_generators
 from hocket.core.serving import Frame, Server, parts
 from hocket.core.sharing import Sharing
 from hocket.core.state import Kept, moved, refill
@@ -65,6 +66,7 @@ class Session:
         with self.rank.clock.paused():
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
+            replica.spread()
             self.rank.comm.barrier()
             self.comm.ahead_s = self.world.ahead_s = ahead_s(self.rank.comm, self.rank.clock)
 
@@ -79,8 +81,8 @@ class Session:
         place of the strategy's own."""
         self.optimizer = optimizer
         self.worker = worker = Worker(
-            self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
-            self.world, self._kept, self._served, batch,
+            self.comm, self.rank.clock, self.replica, optimizer, self._seed,
+            self.replica.stepping(optimizer, optimizer_step), self.world, self._kept, self._served, batch,
         )  # fmt: skip
         sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:
@@ -103,6 +105,7 @@ class Session:
         status.step = worker.step
         status.samples += int(g.samples)
         self._steps.send(g)
+        self.replica.spread()
 
     def count(self, steps: int, samples: int) -> None:
         """Steps that were taken elsewhere, in compiled code."""
@@ -115,6 +118,7 @@ class Session:
         try:
             self._steps.send(None)
         except StopIteration:
+            self.replica.spread()
             return
         raise AssertionError("a strategy must end when it is sent None")
 
@@ -139,6 +143,8 @@ class Session:
 
         def load(packed: Tensor) -> None:
             self._load_common(unpack_state(packed))
+
+        step = self.replica.stepping(optimizer, step)
 
         def count() -> None:
             step()
@@ -233,6 +239,7 @@ class Session:
         self.rank.status.step, self.rank.status.samples = state["step"], state["samples"]
         refill(self.replica.values, state["replica"])
         refill(self.replica.rest(), state["rest"])
+        self.replica.spread()
         self.optimizer.load_state_dict(state["optimizer"])
         self._kept.load(state["kept"], self._device)
         refill(self.totals, state["totals"])
@@ -241,7 +248,7 @@ class Session:
 
     def _worker_state(self) -> dict[str, Any]:
         worker = self.worker
-        random = {"global": torch.get_rng_state(), "own": worker.rng, "common": worker.common_rng}
+        random = generators() | {"own": worker.rng, "common": worker.common_rng}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         return self._common_state() | {
@@ -263,10 +270,11 @@ class Session:
             worker.shared.load_state(state["shared"])
 
     def load_random(self, state: dict[str, Any]) -> None:
-        """Set torch's own generators, and the clock, to where they were: the last thing before training goes on."""
+        """Set the generators that user code draws from, and the clock, to where they were: the last thing before
+        training goes on."""
         random = state["random"]
         if "global" in random:
-            torch.set_rng_state(random["global"])
+            restore_generators(random)
         if "cuda" in random and self._device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], self._device)
         self.rank.clock.restore(state["clock"])

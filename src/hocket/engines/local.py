@@ -53,6 +53,7 @@ class World(ABC):
     """The ranks of one run and what lies between them."""
 
     offers: ClassVar[frozenset[str]]
+    engine: ClassVar[str]
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -68,6 +68,7 @@ class Row:
             "time_to_target": [run.time_to_target for run in runs],
             "bytes_sent": [run.bytes_sent for run in runs],
             "verdicts": [run.verdict for run in runs],
+            "learnt": [run.learnt for run in runs],
             "folders": [run.out for run in runs],
         }
 
@@ -112,8 +113,20 @@ class Comparison:
             "rows": [row.to_json() for row in self.rows],
         }
 
-    def warning(self) -> str:
-        """Where rows have one learning rate, but it means different things to them: one line; else empty."""
+    def warnings(self) -> list[str]:
+        """A line for each thing that makes the comparison less fair than it looks."""
+        return list(filter(None, [self._different_steps(), self._meetings()]))
+
+    def _meetings(self) -> str:
+        """A checkpoint is a meeting of all workers, which costs those who else never meet."""
+        apart = [row.strategy for row in self.rows if row.workers > 1 and not strategy.make(row.strategy).lockstep]
+        if not self.spec.checkpoint_every or not apart:
+            return ""
+        names = ", ".join(dict.fromkeys(apart))
+        return f"For every checkpoint all workers meet, which costs time where they else do not: {names}. Leave it out."
+
+    def _different_steps(self) -> str:
+        """Where rows have one learning rate, but it means different things to them."""
         if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
             return ""
         several = len({row.workers for row in self.rows if row.workers > 1}) > 1
@@ -146,8 +159,12 @@ def plan(
     own: Task | None = None,
 ) -> Comparison:
     """Every strategy with every number of workers that it runs with. Refuses what cannot run, before anything does."""
-    if not workers or not strategies or min(workers) < 1 or seeds < 1:
-        raise UserError("--workers and --seeds must be 1 or more, and a strategy must be given")
+    if not strategies:
+        raise UserError("give a strategy at least, with --strategy")
+    if not workers or min(workers) < 1:
+        raise UserError(f"--workers must be numbers of 1 or more, such as 1,2,4; got {', '.join(map(str, workers))}")
+    if seeds < 1:
+        raise UserError(f"--seeds must be 1 or more runs of each strategy, got {seeds}")
     if own is None:
         load_task(spec.task, spec.seed, spec.data, spec.test_data)  # the user's file may define strategies too
     elif not spec.task:

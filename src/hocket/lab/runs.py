@@ -49,8 +49,13 @@ class Runs:
 
     @property
     def speeds(self) -> list[float]:
-        """Samples a second, of runs that did not diverge."""
-        return [r.samples_per_s for r in self.results if r.samples_per_s is not None]
+        """Samples a second, of runs that learnt something: what leads nowhere has no speed."""
+        return [r.samples_per_s for r in self.results if r.samples_per_s is not None and r.learnt]
+
+    @property
+    def in_vain(self) -> int:
+        """How many learnt nothing."""
+        return sum(not r.learnt for r in self.results)
 
     @property
     def samples(self) -> int:

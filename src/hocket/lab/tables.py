@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hocket.lab.axes import described, written
 from hocket.lab.compare import Comparison, Row
-from hocket.lab.runs import overlap
+from hocket.lab.runs import Runs, overlap
 from hocket.lab.tune import Tuning
 from hocket.run.train import brief
 from hocket.strategies import strategy
@@ -35,7 +35,7 @@ def compared(comparison: Comparison) -> Table:
         if first.target is not None:
             cells += [_spread(runs.times, ".3g"), f"{runs.reached} of {len(runs.results)}"]
         sent = statistics.median(run.bytes_sent for run in runs.results) / 1e6
-        cells += [_spread(runs.metrics, ".4f"), _spread(runs.seconds, ".3g"), _middle(runs.speeds), f"{sent:,.1f}"]
+        cells += [_spread(runs.metrics, ".4f"), _spread(runs.seconds, ".3g"), _speed(runs), f"{sent:,.1f}"]
         found.add_row(*cells)
     return found
 
@@ -122,8 +122,10 @@ def _spread(values: Sequence[float], form: str) -> str:
     return middle if len(values) == 1 or least == most else f"{middle} ({least}–{most})"
 
 
-def _middle(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):,.0f}" if values else "–"
+def _speed(runs: Runs) -> str:
+    """Of those that learnt something, and how many did not."""
+    middle = f"{statistics.median(runs.speeds):,.0f}" if runs.speeds else "–"
+    return f"{middle} ({runs.in_vain} of {len(runs.results)} learnt nothing)" if runs.in_vain else middle
 
 
 def _named(row: Row) -> str:

@@ -64,6 +64,11 @@ class Result:
     workers together."""
     shared: dict[str, Any] | None = None
     """In shared memory: updates applied and dropped, failed tries, waits for locks, vectors alive at the peak."""
+    per_server: list[dict[str, float]] = field(default_factory=list)
+    """Of each server, beside the workers: its seconds, what they are made of, and bytes."""
+    learnt: bool = True
+    """Whether it came to anything: the test accuracy is above that of always giving the most frequent class; for
+    another metric, the training loss is below its start."""
     compile_seconds: float | None = None
     """Of compiled workers; outside the clock."""
     diverged_at_step: int | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import traceback as tb
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,17 +15,14 @@ from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Listener
+from hocket.measure.combined import combined
 from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS, time_to_loss
-from hocket.measure.result import TIMES, Result, Verdict, by_name, recorded, staleness_summary, versions
+from hocket.measure.result import Result, Verdict, by_name, recorded, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
 from hocket.run.progress import Display
 from hocket.tasks import Task
-
-WORKER_KEYS = (
-    "seconds", *TIMES, "bytes_sent", "messages", "steps", "samples", "own_metric",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +36,8 @@ class About:
     virtual_time: bool
     target: float | None
     """The metric whose time is taken: the run's goal, or the task's own."""
+    guess: float | None
+    """The metric of always giving the most frequent class, where the metric is of classes."""
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of a run that goes on, the points before."""
     best: dict[str, Any] | None = None
@@ -128,37 +126,22 @@ class Recorder(Listener):
         workers = self._about.plan.workers
         reports, servers = everyone[:workers], everyone[workers:]
         first = reports[0]
-        histogram: Counter[int] = Counter()
-        for report in servers or reports:  # where there are servers, updates happen there
-            histogram.update({int(k): v for k, v in report["staleness"].items()})
         if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             why = f"trace={self._about.plan.trace}"
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
-        simulated, seconds, verdict = self._about.virtual_time, max(r["seconds"] for r in reports), first["verdict"]
-        samples = sum(r["samples"] for r in reports)
         known = self._known(_joined(self._about.curve, _curve_of(reports)), first["tested"])
-        if verdict == "diverged":  # even a model of NaNs guesses some classes right
+        known["time_to_loss"] = _time_to_loss(reports)
+        if first["verdict"] == "diverged":  # even a model of NaNs guesses some classes right
             known["time_to_target"] = None
-        return Result(
-            **known,
-            verdict=verdict,
-            seconds=first["real_seconds"] if simulated else seconds,
-            virtual_seconds=seconds if simulated else None,
-            samples_per_s=None if verdict == "diverged" else samples / max(seconds, 1e-9),
-            steps=first["steps_done"],
-            epochs=first["epochs"],
-            bytes_sent=sum(r["bytes_sent"] for r in everyone),
-            staleness=staleness_summary(histogram),
-            per_worker=[{k: r[k] for k in WORKER_KEYS if k in r} for r in reports],
-            consensus_distance=first["consensus_distance"],
-            parameters=first["parameters"],
-            time_to_loss=_time_to_loss(reports),
-            shared=_with_rate(first["shared"], seconds) if "shared" in first else None,
-            compile_seconds=first.get("compile_seconds"),
-            diverged_at_step=min((r["diverged_at_step"] for r in reports if r["diverged_at_step"]), default=None),
-            state=_tensors(self._model),
-            best_state=_tensors(self._best_model),
-        )
+        known["learnt"] = first["verdict"] != "diverged" and self._learnt(known, first["initial_loss"])
+        known |= combined(reports, servers, simulated=self._about.virtual_time)
+        return Result(**known, state=_tensors(self._model), best_state=_tensors(self._best_model))
+
+    def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:
+        metric, loss = known["test_metric"], known["train_loss"]
+        if self._about.guess is not None and metric is not None:
+            return bool(metric > self._about.guess)
+        return initial_loss is None or loss is None or bool(loss < initial_loss)
 
     def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
         """The record of a run that did not end by itself: all is as of the last point of its learning curve."""
@@ -244,10 +227,6 @@ def _joined(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[d
     """One learning curve, each of its points once; where both have one, the later counts."""
     points = {point["epoch"]: point for point in [*before, *after]}
     return [points[epoch] for epoch in sorted(points)]
-
-
-def _with_rate(shared: dict[str, Any], seconds: float) -> dict[str, Any]:
-    return {"updates": shared["updates"], "updates_per_s": shared["updates"] / max(seconds, 1e-9)} | shared
 
 
 def _time_to_loss(reports: Sequence[dict[str, Any]]) -> dict[str, float | None]:

@@ -32,6 +32,8 @@ MOST = 2**53
 def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     """The plan that a spec stands for. `samples` is how many the task trains on."""
     check_numbers(spec)
+    if spec.target is not None:
+        task.check_target(spec.target)
     chosen = strategy.make(spec.strategy)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)

@@ -16,6 +16,7 @@ from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.core.seeds import generators_as_they_were
 from hocket.core.shard import Shards
 from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.held_back import held_back
@@ -26,6 +27,7 @@ from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
+from hocket.run.idle import idle_note
 from hocket.run.loading import absolute, find_name, load_task
 from hocket.run.past import read_best, read_curve
 from hocket.run.place import check_name
@@ -39,6 +41,7 @@ from hocket.run.trial import try_out
 from hocket.strategies import strategy
 from hocket.tasks import SampleSet, Task
 from hocket.tasks import task as task_registry
+from hocket.tasks.base import most_frequent
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,16 @@ class Training:
             raise UserError("checkpoints need a folder; give one with out=")
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
-            if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
-                display.note(warning)
+            if display and self.is_root:
+                for note in filter(None, (idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train))):
+                    display.note(note)
             about = About(
                 self.plan,
                 self.task,
                 self.spec.engine or "",
                 self.engine.virtual_time,
                 self.task.target if self.spec.target is None else self.spec.target,
+                most_frequent(self.test) if self.task.metric_is_share else None,
                 read_curve(out, resumed_at) if out and resumed_at is not None else [],
                 read_best(out) if out and resumed_at is not None else None,
             )
@@ -223,7 +228,7 @@ def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> Non
 def _torch_as_it_was() -> Iterator[None]:
     """Give the caller's PyTorch its threads and its random state back: ranks may run in this process."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    with generators_as_they_were():
         try:
             yield
         finally:

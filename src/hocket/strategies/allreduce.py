@@ -20,6 +20,10 @@ class AllReduce(Strategy):
     def needs(self) -> frozenset[Need]:
         return frozenset({"collectives", "messages"})
 
+    @property
+    def alike(self) -> bool:
+        return True
+
     def worker(self, w: Worker) -> Steps:
         while (g := (yield)) is not None:
             w.average(g, self.algorithm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -53,6 +53,9 @@ class Gossip(Strategy):
             raise UserError(f"gossip: together is for pull and push; leave it out in kind={self.kind}")
         if self.stale != "none" and self.kind != "adpsgd":
             raise UserError(f"gossip: nothing is stale in kind={self.kind}; leave stale out, or use kind=adpsgd")
+
+    def idle(self) -> Mapping[str, str]:
+        return {} if self.kind in ("dpsgd", "adpsgd") else {"graph": "kind"}
 
     @property
     def lockstep(self) -> bool:

@@ -8,6 +8,7 @@ import math
 import numbers
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,8 @@ class Task:
     metric: Callable[[Any, Any], Tensor | float] = accuracy
     metric_name: str = "accuracy"
     lower_is_better: bool = False
+    metric_is_share: bool | None = None
+    """Whether the metric is the share of samples, from 0 to 1, whose class was told right, as `accuracy` is."""
     target: float | None = None
     """The metric at which the task counts as learnt; `time_to_target` is measured against it."""
     epochs: int = 10
@@ -109,8 +112,11 @@ class Task:
         self._check_number("lr", float, "greater than 0", lambda v: v > 0)
         self._check_number("lr_decay", float, "greater than 0 and at most 1", lambda v: 0 < v <= 1)
         self._check_number("momentum", float, "at least 0 and less than 1", lambda v: 0 <= v < 1)
+        if self.metric_is_share is None:
+            object.__setattr__(self, "metric_is_share", self.measures.get(self.metric_name) is accuracy)
         if self.target is not None:
             self._check_number("target", float, "finite, or None", lambda v: True)
+            self.check_target(self.target)
 
     def _check_callables(self) -> None:
         if not callable(self.model):
@@ -130,6 +136,8 @@ class Task:
             raise UserError("Task.metric_name must not be 'loss': test_loss is the loss itself; choose another name")
         if not isinstance(self.lower_is_better, bool):
             raise UserError(f"Task.lower_is_better must be True or False; got {shown(self.lower_is_better)}")
+        if self.metric_is_share not in (True, False, None):
+            raise UserError(f"Task.metric_is_share must be True or False; got {shown(self.metric_is_share)}")
 
     def _check_measures(self) -> None:
         """Settle what is measured, and which of it counts."""
@@ -162,6 +170,11 @@ class Task:
             noun = "a whole number" if kind is int else "a number"
             raise UserError(f"Task.{name} must be {noun}, {range_}; got {shown(value)}")
         object.__setattr__(self, name, kind(value))
+
+    def check_target(self, target: float) -> None:
+        """Refuse one that the metric can never have."""
+        if self.metric_is_share and not 0 <= target <= 1:
+            raise UserError(f"target must be from 0 to 1, as {self.metric_name} is a share; got {target:g}")
 
     def build_model(self, seed: int) -> nn.Module:
         """A fresh model: the same one for the same seed."""
@@ -269,6 +282,17 @@ class _Part:
 
     def __getitem__(self, i: int) -> Any:
         return self._dataset[int(self._index[i])]
+
+
+def most_frequent(samples: SampleSet) -> float | None:
+    """The share of the most frequent class; None where the targets are not one number a sample, or not at hand."""
+    data = samples.samples
+    if not (isinstance(data, tuple) or hasattr(data, "take")):  # one by one would take long
+        return None
+    _, targets = samples.take(torch.arange(len(samples)))
+    if not isinstance(targets, Tensor) or targets.dim() != 1:
+        return None
+    return Counter(targets.tolist()).most_common(1)[0][1] / len(samples)
 
 
 class Recipe(Protocol):
