@@ -99,8 +99,15 @@ def _spec(task: str | Task, settings: dict[str, Any]) -> tuple[RunSpec, Task | N
     """The settings of a run, and the user's own object, if the task is one."""
     if loading.loading:
         raise StopLoading
-    name, own = (task, None) if isinstance(task, str) else ("", task)
+    name, own = (task, None) if isinstance(task, str) else ("", _task(task))
     return RunSpec.from_mapping({"task": name, **settings}), own
+
+
+def _task(task: Any) -> Task:
+    if not isinstance(task, Task):
+        what = "a class" if isinstance(task, type) else f"a {type(task).__name__}"
+        raise UserError(f"task must be a hocket.Task, or text such as 'digits' or 'path/to/file.py:task'; got {what}")
+    return task
 
 
 @takes_keywords
@@ -111,4 +118,4 @@ def resume(run: str | Path, *, task: Task | None = None, progress: bool = True, 
     """
     if loading.loading:
         raise StopLoading
-    return resume_run(Path(run), settings, choose(quiet=not progress), task)
+    return resume_run(Path(run), settings, choose(quiet=not progress), None if task is None else _task(task))

@@ -169,7 +169,7 @@ def train(
     with _display(as_json) as display:
         training = prepare(collected(words or [], settings, spec))
         if out is None and training.is_root:
-            names = (_short(training.plan.task), training.plan.strategy.partition(":")[0])
+            names = (_short(training.plan.task), training.plan.made_strategy.name)
             out, force = new_folder("-".join(names)), True
         result = training.run(out, force=force, display=display)
     if training.is_root and not as_json:
@@ -188,7 +188,7 @@ def _mind(error: str | None) -> None:
 
 def _short(task: str) -> str:
     """A task's name, fit for a file's."""
-    return (Path(task.rpartition(":")[0]).stem if ".py:" in task else task.partition(":")[0])[:80]
+    return (Path(task.partition(".py:")[0]).name if ".py:" in task else task.partition(":")[0])[:80]
 
 
 @app.command()
@@ -323,13 +323,14 @@ def demo(
 
 @app.command(name="list")
 def list_() -> None:
-    """Show the tasks, strategies, engines, optimizers and compressors, with their options."""
+    """Show the tasks, strategies, engines, compressors, optimizers and schedules, with their options."""
     from rich.console import Console
     from rich.table import Table
 
     from hocket import optim
     from hocket.compress import compressor
     from hocket.engines.catalogue import engine
+    from hocket.optim.schedules import SCHEDULES
     from hocket.strategies import strategy
     from hocket.tasks import task
 
@@ -344,6 +345,8 @@ def list_() -> None:
         console.print()
     console.print("[bold]optimizers[/bold]")
     console.print(", ".join(sorted(optim.OPTIMIZERS)))
+    console.print("\n[bold]schedules[/bold]")
+    console.print(", ".join(sorted(SCHEDULES)))
 
 
 app.command()(pictures.report)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hocket import optim
 from hocket.core.comm import Rank
@@ -14,7 +16,9 @@ from hocket.drivers.course import Course
 from hocket.drivers.feed import Pool
 from hocket.drivers.from_pool import FromPool
 from hocket.drivers.gradients import WholeModel
+from hocket.drivers.held_back import held_back
 from hocket.drivers.plan import Plan
+from hocket.drivers.prefetch import Prefetched
 from hocket.drivers.report import server_report
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
@@ -31,7 +35,11 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     replica = Replica(task.build_model(plan.seed), device)
     if session.is_server:
         return _serve(session, plan, replica)
-    course = Course(session, plan, task, WholeModel(task, replica, train.to(device)), train, test.to(device))
+    train, validation = held_back(plan, task, train)
+    piece, autocast = plan.batch // plan.accumulate, plan.autocast != "none"
+    source = WholeModel(task, replica, train.to(device), piece=piece, autocast=autocast)
+    judged = validation.to(device) if validation else None
+    course = Course(session, plan, task, source, train, test.to(device), judged)
     optimizer = optim.make(plan.optimizer, replica, plan.lr, plan.momentum)
     schedule = Schedule(plan, optimizer, course.shards.steps)
     if plan.compiled:
@@ -44,9 +52,23 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
         meet_every, at_the_end = plan.checkpoint.epochs * tickets, course.saves_at_the_end()
         pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end)
     session.begin(replica)
-    session.work(optimizer, optim.step_of(optimizer), plan.batch)
+    session.work(optimizer, _step_of(optimizer, plan, replica.g), plan.batch)
     position = course.begin(schedule)
-    return train_in_step(course, position) if pool is None else FromPool(course, pool, position).run()
+    if pool is not None:
+        return FromPool(course, pool, position).run()
+    if not plan.loaders:
+        return train_in_step(course, position)
+    source.train = loaded = Prefetched(train, plan.loaders, course.upcoming, plan.seed, session.worker.rank)
+    try:
+        return train_in_step(course, position)
+    finally:
+        loaded.close()
+
+
+def _step_of(optimizer: torch.optim.Optimizer, plan: Plan, g: Tensor) -> Callable[[], object]:
+    """A step of the optimizer. Where workers go in step it is there that a gradient is clipped, after all that the
+    strategy does to it; elsewhere each worker has clipped its own."""
+    return optim.clipped(optim.step_of(optimizer), g, plan.clip if plan.made_strategy.lockstep else 0.0)
 
 
 def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:
@@ -57,7 +79,7 @@ def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:
     session.begin(replica)
     clock = session.rank.clock
     began_s = session.trace.origin_s = clock.now()
-    server = session.serve(x, g, optimizer, optim.step_of(optimizer))
+    server = session.serve(x, g, optimizer, _step_of(optimizer, plan, g))
     session.rank.tell("events", {"events": session.trace.take()}, b"")
     return server_report(session, server, clock.now() - began_s)
 
@@ -88,6 +110,8 @@ def train_in_step(course: Course, saved: dict[str, Any] | None) -> dict[str, Any
             judged = step
             if course.pulse(final=False):
                 break
+        if step % steps == 0:
+            course.epochs_are_over(step // steps)
         if step % steps == 0 and step != kept:
             kept = step
             if course.saves_after(step // steps) and course.save(position):

@@ -59,7 +59,20 @@ class Plan:
     """Epochs over which the learning rate rises to its full height."""
     momentum: float
     optimizer: str
+    schedule: str
+    """One of torch.optim.lr_scheduler, by name and options, or empty."""
+    clip: float
+    """The longest that a gradient may be; 0 is any length."""
+    accumulate: int
+    """Pieces that a batch is computed in."""
+    autocast: str
+    """What the model computes in: `bf16`, or `none` for what its parameters are."""
+    loaders: int
+    """Processes beside each worker that take samples for it."""
     seed: int
+    validation: float
+    """Share of the training samples that is kept back and judged in place of the test samples; 0 is none, or what the
+    task brings."""
     goal: Goal
     evaluate_every: float
     """Epochs between two points of the learning curve."""
@@ -77,6 +90,12 @@ class Plan:
     @cached_property
     def made_strategy(self) -> Strategy:
         return strategy.make(self.strategy)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is one of sgd on a whole batch, at a rate that changes between epochs at most."""
+        beside = self.warmup or self.clip or self.loaders or self.schedule or self.autocast != "none"
+        return self.optimizer == "sgd" and self.accumulate == 1 and not beside
 
     @property
     def driver(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from safetensors.torch import save
@@ -10,6 +11,9 @@ from hocket.core.replica import Replica
 from hocket.core.serving import Server
 from hocket.drivers.session import Session
 from hocket.measure.meter import Totals
+
+ABOUT_BEST = "best"
+"""Where in the header of a model's file it says when that was the best one."""
 
 
 def report(session: Session, seconds: float) -> dict[str, Any]:
@@ -76,7 +80,8 @@ def _shared_vector(session: Session) -> dict[str, Any]:
     }
 
 
-def model_bytes(replica: Replica) -> bytes:
-    """The model's state dict as a safetensors file."""
+def model_bytes(replica: Replica, best: dict[str, float] | None = None) -> bytes:
+    """The model's state dict as a safetensors file; of the best model with its step, epoch and metric in the header."""
     state = replica.model.state_dict()
-    return bytes(save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}))
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+    return bytes(save(tensors, {ABOUT_BEST: json.dumps(best)} if best else None))

@@ -55,7 +55,7 @@ def read(texts: Sequence[str], strategies: Sequence[str]) -> list[Wish]:
     known = {*SETTINGS, *(name for text in strategies for name in _options(text))}
     for i, wish in enumerate(wishes):
         if wish.name not in known:
-            names = " or ".join(dict.fromkeys(text.partition(":")[0] for text in strategies))
+            names = " or ".join(dict.fromkeys(strategy.split(text)[0] for text in strategies))
             raise UserError(f"--tune: {unknown(f'setting to tune, nor option of {names},', wish.name, known)}")
         if wish.name in {other.name for other in wishes[:i]}:
             raise UserError(f"--tune {wish.name} is given twice; put all its values into one")
@@ -95,7 +95,7 @@ def _point(axes: dict[str, list[Any]], index: int) -> Values:
 
 def applied(spec: RunSpec, values: Values) -> RunSpec:
     """The run with these values."""
-    name, _, rest = spec.strategy.partition(":")
+    name, rest = strategy.split(spec.strategy)
     given = dict(part.split("=", 1) for part in rest.split(",") if part)
     given = {key.strip().replace("-", "_"): value for key, value in given.items()}
     given |= {key: written(value) for key, value in values.items() if key not in SETTINGS}
@@ -159,7 +159,7 @@ def _around(name: str, kind: Any, training: Training) -> list[Any]:
 
 def _works(name: str, value: Any, training: Training) -> bool:
     if name == "batch":
-        return 1 <= int(value) <= len(training.train) // training.plan.workers
+        return 1 <= int(value) * training.plan.accumulate <= len(training.train) // training.plan.workers
     if name in SETTINGS:
         return True
     try:

@@ -14,11 +14,11 @@ from hocket.lab import axes
 from hocket.lab.runs import Runs
 from hocket.lab.tune import BUDGET, SEEDS_BEGIN, Tuning, tuning_of
 from hocket.run.choice import best_engine, named_engine
-from hocket.run.loading import find_name, load_task
+from hocket.run.loading import absolute, find_name, load_task
 from hocket.run.place import make_folder
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec
-from hocket.run.train import prepare
+from hocket.run.train import brief, prepare
 from hocket.strategies import strategy
 from hocket.tasks import Task
 
@@ -130,7 +130,7 @@ class Comparison:
         if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
             return ""
         several = len({row.workers for row in self.rows if row.workers > 1}) > 1
-        scales = {row.strategy + f" on {row.workers}" * several: _step_scale(row) for row in self.rows}
+        scales = {brief(row.strategy) + f" on {row.workers}" * several: _step_scale(row) for row in self.rows}
         if len(set(scales.values())) == 1:
             return ""
         told = ", ".join(f"{name} {scale:g}" for name, scale in scales.items())
@@ -145,7 +145,7 @@ def _step_scale(row: Row) -> float:
 
 
 def _folder(row: Row, seed: int) -> str:
-    text = row.strategy.replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
+    text = brief(row.strategy).replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
     return f"{text[:120]}-{row.workers}-seed{seed}"
 
 
@@ -169,6 +169,7 @@ def plan(
         load_task(spec.task, spec.seed, spec.data, spec.test_data)  # the user's file may define strategies too
     elif not spec.task:
         spec = dataclasses.replace(spec, task=find_name(own) or "")
+    strategies = [absolute(name, strategy) for name in strategies]
     _check_twice(strategies, workers)
     wishes = axes.read(tune, strategies)
     rows = []

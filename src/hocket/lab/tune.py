@@ -79,12 +79,13 @@ class Candidate:
     runs: Runs = field(default_factory=Runs)
 
     def to_json(self) -> dict[str, Any]:
+        looks_at = self.runs.results[0].looks_at if self.runs.results else "test"
         return {
             "values": dict(self.values),
             "rung": self.rung,
             "epochs": self.epochs,
             "seeds": [r.seed for r in self.runs.results],
-            "test_metric": [r.test_metric for r in self.runs.results],
+            f"{looks_at}_metric": [r.judged_metric for r in self.runs.results],
             "time_to_target": [r.time_to_target for r in self.runs.results],
             "verdicts": [r.verdict for r in self.runs.results],
             "samples": self.runs.samples,

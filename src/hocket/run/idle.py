@@ -9,7 +9,7 @@ from hocket.strategies import Strategy, strategy
 def idle_note(text: str) -> str:
     """One line on the options in `name:option=value,...` that have no effect; empty where all have."""
     chosen = strategy.make(text)
-    given = parse_options(type(chosen), chosen.name, text.partition(":")[2])
+    given = parse_options(type(chosen), chosen.name, strategy.split(text)[1])
     return "; ".join(f"{chosen.name}: {why_idle(chosen, name)}" for name in given if name in chosen.idle())
 
 

@@ -18,7 +18,7 @@ from hocket.engines.catalogue import Listener
 from hocket.measure.combined import combined
 from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS, time_to_loss
-from hocket.measure.result import Result, Verdict, versions
+from hocket.measure.result import Result, Verdict, by_name, recorded, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
 from hocket.run.progress import Display
@@ -40,6 +40,8 @@ class About:
     """The metric of always giving the most frequent class, where the metric is of classes."""
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of a run that goes on, the points before."""
+    best: dict[str, Any] | None = None
+    """And the best model that it had, if it has one."""
 
 
 class Recorder(Listener):
@@ -49,7 +51,8 @@ class Recorder(Listener):
         self._about, self._folder, self._display = about, folder, display
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
-        self._model = b""
+        self._model = self._best_model = b""
+        self._best = about.best
         self._closed = False
 
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
@@ -80,7 +83,9 @@ class Recorder(Listener):
             case "point":
                 again = any(point["epoch"] == data["epoch"] for point in self._curve)  # in a run made longer
                 self._curve.append(data)
-                self._display.metric(self._about.task.metric_name, data[self._metric_key()], data["train_loss"])
+                looks_at = _looks_at(data)
+                name = self._about.task.metric_name
+                self._display.metric(f"{looks_at} {name}", data.get(f"{looks_at}_{name}"), data["train_loss"])
                 if folder and not again:
                     folder.point(data)
             case "note":
@@ -89,6 +94,10 @@ class Recorder(Listener):
                 self._model = blob
                 if folder:
                     folder.model(blob)
+            case "best" if self._about.task.is_better(data["metric"], self._best["metric"] if self._best else None):
+                self._best, self._best_model = data, blob
+                if folder:
+                    folder.best(blob)
             case "checkpoint" if folder:
                 folder.checkpoint(checkpoint_name(data["step"]), blob)
 
@@ -103,9 +112,6 @@ class Recorder(Listener):
 
     def failed(self, failure: RankFailed) -> None:
         self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
-
-    def _metric_key(self) -> str:
-        return f"test_{self._about.task.metric_name}"
 
     def _close(self, record: dict[str, Any]) -> str | None:
         """Write the record; returns one line on what could not be written, if anything."""
@@ -123,12 +129,13 @@ class Recorder(Listener):
         if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
             why = f"trace={self._about.plan.trace}"
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
-        known = self._known(_joined(self._about.curve, _curve_of(reports)))
+        known = self._known(_joined(self._about.curve, _curve_of(reports)), first["tested"])
         known["time_to_loss"] = _time_to_loss(reports)
         if first["verdict"] == "diverged":  # even a model of NaNs guesses some classes right
             known["time_to_target"] = None
         known["learnt"] = first["verdict"] != "diverged" and self._learnt(known, first["initial_loss"])
-        return Result(**known | combined(reports, servers, simulated=self._about.virtual_time), state=self._state())
+        known |= combined(reports, servers, simulated=self._about.virtual_time)
+        return Result(**known, state=_tensors(self._model), best_state=_tensors(self._best_model))
 
     def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:
         metric, loss = known["test_metric"], known["train_loss"]
@@ -140,10 +147,8 @@ class Recorder(Listener):
         """The record of a run that did not end by itself: all is as of the last point of its learning curve."""
         curve = _joined([], self._curve)
         last = curve[-1] if curve else {"step": 0, "epoch": 0.0, "seconds": 0.0}
-        record: dict[str, Any] = {f.name: None for f in dataclasses.fields(Result) if f.name != "state"}
-        record |= self._known(curve)
-        record[self._metric_key()] = record.pop("test_metric")
-        return record | {
+        record: dict[str, Any] = dict.fromkeys(recorded()) | self._known(curve, {})
+        return by_name(record) | {
             "verdict": verdict,
             "error": error,
             "virtual_seconds" if self._about.virtual_time else "seconds": last["seconds"],
@@ -152,14 +157,18 @@ class Recorder(Listener):
             "per_worker": [{"steps": s.step, "samples": s.samples} for s in self._statuses],
         }
 
-    def _known(self, curve: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is known of a run however it ended."""
-        plan, task, key = self._about.plan, self._about.task, self._metric_key()
+    def _known(self, curve: list[dict[str, Any]], tested: dict[str, Any]) -> dict[str, Any]:
+        """What is known of a run however it ended; `tested` where the test samples were not those of the curve."""
+        plan, task = self._about.plan, self._about.task
         last, target = curve[-1] if curve else {}, self._about.target
+        looks_at = _looks_at(last)
+        key = f"{looks_at}_{task.metric_name}"
+        test = _measured(last | tested, "test")
+        validation = _measured(last, "validation")
         reached = (
             point["seconds"]
             for point in curve
-            if target is not None and point[key] is not None and task.reached(point[key], target)
+            if target is not None and point.get(key) is not None and task.reached(point[key], target)
         )
         return dict(
             task=plan.task or "task",
@@ -169,9 +178,14 @@ class Recorder(Listener):
             workers=plan.workers,
             seed=plan.seed,
             train_loss=last.get("train_loss"),
-            test_loss=last.get("test_loss"),
+            test_loss=test.pop("loss", None),
             metric=task.metric_name,
-            test_metric=last.get(key),
+            test_metric=test.get(task.metric_name),
+            metrics=test,
+            looks_at=looks_at,
+            validation_loss=validation.pop("loss", None),
+            validation_metrics=validation,
+            best=self._best,
             target=target,
             time_to_target=next(reached, None),
             curve=curve,
@@ -179,10 +193,21 @@ class Recorder(Listener):
             out=str(self._folder.path) if self._folder else None,
         )
 
-    def _state(self) -> dict[str, Tensor]:
-        from safetensors.torch import load
 
-        return load(self._model) if self._model else {}
+def _tensors(blob: bytes) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
+    return load(blob) if blob else {}
+
+
+def _looks_at(point: dict[str, Any]) -> str:
+    """Which samples the points of a learning curve are about."""
+    return "validation" if "validation_loss" in point else "test"
+
+
+def _measured(point: dict[str, Any], on: str) -> dict[str, Any]:
+    """What was found on these samples, by name."""
+    return {key.removeprefix(f"{on}_"): value for key, value in point.items() if key.startswith(f"{on}_")}
 
 
 def _curve_of(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
