@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hocket.compress import Compressor, make
 from hocket.strategies import Strategy, strategy
 
 
@@ -73,6 +74,11 @@ class Plan:
     """The checkpoint to go on from; empty is a new start."""
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
+    compress: str = "none"
+
+    @cached_property
+    def made_compressor(self) -> Compressor:
+        return make(self.compress)
 
     @cached_property
     def made_strategy(self) -> Strategy:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hocket import compress as compressors
 from hocket import optim
+from hocket.compress import Compressor, Identity
 from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import UserError
@@ -39,13 +41,15 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 
 
 @contextmanager
-def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLINE_S) -> Iterator[Team]:
+def join(
+    strategy: str = "allreduce", *, compress: str = "none", seed: int = 0, deadline: float = DEADLINE_S
+) -> Iterator[Team]:
     """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
 
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
-    chosen = strategies.make(strategy)
+    chosen, compressor = strategies.make(strategy), compressors.make(compress)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
     if missing := chosen.needs - rank.offers:
@@ -58,7 +62,7 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
         )
     chosen.check(workers)
-    team = Team(rank, chosen, workers, seed)
+    team = Team(rank, chosen, workers, seed, compressor)
     try:
         yield team
         team.finish()
@@ -97,8 +101,8 @@ def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
 class Team:
     """The workers that train together, as one of them sees it."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int) -> None:
-        self._rank, self._strategy, self._seed = rank, strategy, seed
+    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int, compressor: Compressor) -> None:
+        self._rank, self._strategy, self._seed, self._compressor = rank, strategy, seed, compressor
         self._session: Session | None = None
         self._samples: float | None = None
         self._loaders: list[ShardLoader] = []
@@ -122,7 +126,9 @@ class Team:
             raise UserError("team.prepare takes one model and one optimizer, once; join again for another")
         _check_optimizer(optimizer, servers=self._strategy.server_ranks())
         replica = Replica(model)
-        session = Session(self._rank, self._strategy, self.size, self._seed, replica.x.device)
+        self._compressor.check_model([p.shape for p in replica.parameters])
+        device = replica.x.device
+        session = Session(self._rank, self._strategy, self.size, self._seed, device, None, self._compressor)
         session.begin(replica)
         if session.is_server:
             _serve(session, replica, optimizer)
@@ -241,7 +247,10 @@ class Team:
     def _about(self, session: Session) -> dict[str, Any]:
         servers, parameters = self._strategy.server_ranks(), session.replica.x.numel()
         name = type(session.optimizer).__name__
-        known = {"strategy": repr(self._strategy), "workers": self.size, "servers": servers}
+        strategy = repr(self._strategy)
+        if not isinstance(self._compressor, Identity):
+            strategy += f" with {self._compressor}"
+        known = {"strategy": strategy, "workers": self.size, "servers": servers}
         return known | {"optimizer": name, "parameters": parameters}
 
     def _prepared(self, what: str) -> Session:

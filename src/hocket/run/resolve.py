@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket import optim
+from hocket.compress import Identity, make
 from hocket.core.deadline import check_deadline
 from hocket.core.errors import UserError
 from hocket.core.registry import convert
@@ -32,6 +33,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     chosen = strategy.make(spec.strategy)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)
+    _check_compressor(spec.compress, chosen)
     optimizer: str = _given(spec, task, "optimizer")
     batch: int = _given(spec, task, "batch")
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
@@ -60,7 +62,13 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),
         resume="",
+        compress=spec.compress,
     )
+
+
+def _check_compressor(text: str, chosen: Strategy) -> None:
+    if not isinstance(make(text), Identity) and not chosen.needs & {"messages", "collectives"}:
+        raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave --compress out")
 
 
 def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hocket.compress import Identity
 from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
@@ -132,7 +133,9 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         reason = " (compiled workers)"
     chosen = make_engine(spec, text, plan.workers)
     device_of(plan.device, 0)
-    _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
+    model = try_out(plan, task, train_samples, test_samples)
+    _check_engine(plan, chosen, spec.hosts, model)
+    plan.made_compressor.check_model([p.shape for p in model.parameters])
     title = _title(plan, f"engine {text}{reason}")
     return Training(settled(spec, task, plan, text), plan, chosen, task, train_samples, test_samples, title)
 
@@ -213,6 +216,7 @@ def _torch_as_it_was() -> Iterator[None]:
 def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     task = Path(plan.task).name or "task"
+    compressed = "" if isinstance(plan.made_compressor, Identity) else f" with {plan.compress}"
     return (
-        f"{task}: {plan.strategy} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
+        f"{task}: {plan.strategy}{compressed} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
     )
