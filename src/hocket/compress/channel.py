@@ -22,9 +22,12 @@ class Form(IntEnum):
 
     PLAIN = 0
     CHANGE = 1
-    FIRST = 2
+    """Something to be added to what the receiver has; what was lost is added to the next."""
+    DAMPED = 2
+    """The same, where nothing is kept of what was lost: so it must not be more than there was."""
+    FIRST = 3
     """A model as it is: what the next ones to the same rank are told apart from."""
-    LATER = 3
+    LATER = 4
     """A model's distance from what the receiver knows of it."""
 
 
@@ -38,6 +41,8 @@ class Compressed(Forwarding):
     def __init__(self, comm: Comm, memory: Memory, dtype: torch.dtype) -> None:
         super().__init__(comm)
         self._memory, self._dtype = memory, dtype
+        self._damping = 1 / (1 + memory.scheme.variance)
+        """An unbiased compressor overshoots: only so much of it is sure to come nearer."""
 
     def around(self, comm: Comm) -> Comm:
         return Compressed(comm, self._memory, self._dtype)
@@ -49,7 +54,9 @@ class Compressed(Forwarding):
         if part.is_model:
             return self._seal_model(to, part)
         block, sent = self._memory.encode(part.residual, part.values)
-        return dataclasses.replace(part, values=sent, packed=(Form.CHANGE, block))
+        if part.residual:
+            return dataclasses.replace(part, values=sent, packed=(Form.CHANGE, block))
+        return dataclasses.replace(part, values=sent * self._damping, packed=(Form.DAMPED, block))
 
     def _seal_model(self, to: int, part: Lossy) -> Lossy:
         memory, known = self._memory, f"told/{to}/{part.residual}"
@@ -63,10 +70,10 @@ class Compressed(Forwarding):
         return dataclasses.replace(part, values=now, packed=(Form.LATER, block))
 
     def _moved(self, known: str, block: Tensor) -> Tensor:
-        """A model after what was sent of its distance. An unbiased compressor overshoots, and is damped."""
-        vectors, scheme = self._memory.vectors, self._memory.scheme
+        """A model after what was sent of its distance."""
+        vectors = self._memory.vectors
         step = self._memory.decode(block, vectors[known])
-        vectors[known] = vectors[known].add(step, alpha=1 / (1 + scheme.variance))
+        vectors[known] = vectors[known].add(step, alpha=self._damping)
         return vectors[known].clone()
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
@@ -84,14 +91,14 @@ class Compressed(Forwarding):
         packed = [part.packed if isinstance(part, Lossy) else None for part in sealed]
         if not any(packed):
             return msg
-        forms = sum((found[0] if found else Form.PLAIN) << 2 * i for i, found in enumerate(packed))
+        forms = sum((found[0] if found else Form.PLAIN) << 3 * i for i, found in enumerate(packed))
         lengths = [len(part.values) for part in sealed if isinstance(part, Lossy) and part.packed]
         parts = tuple(found[1] if found else part for part, found in zip(sealed, packed, strict=True))
         return Message(msg.kind + MARK, (*msg.ints, *lengths, forms), parts, msg.posted_s)
 
     def _decoded(self, sender: int, msg: Message) -> Message:
         kind = msg.kind.removesuffix(MARK)
-        forms = [msg.ints[-1] >> 2 * i & 3 for i in range(len(msg.tensors))]
+        forms = [msg.ints[-1] >> 3 * i & 7 for i in range(len(msg.tensors))]
         ints = list(msg.ints[: -1 - sum(form != Form.PLAIN for form in forms)])
         lengths = iter(msg.ints[len(ints) : -1])
         parts = []
@@ -103,7 +110,8 @@ class Compressed(Forwarding):
             elif form == Form.LATER:
                 next(lengths)
                 part = self._moved(known, tensor)
-            elif form == Form.CHANGE:
+            elif form in (Form.CHANGE, Form.DAMPED):
                 part = self._memory.decode(tensor, tensor.new_empty(next(lengths), dtype=self._dtype))
+                part = part * self._damping if form == Form.DAMPED else part
             parts.append(part)
         return Message(kind, tuple(ints), tuple(parts), msg.posted_s)

@@ -113,6 +113,7 @@ class Worker:
         batch: int | None = None,
         mean: Mean = weighted_mean,
         seal: Seal = as_it_is,
+        mixing: float = 1.0,
     ) -> None:
         self.comm, self.clock = comm, clock
         self.world = world or comm
@@ -133,6 +134,8 @@ class Worker:
         """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
         self.seal = seal
         """A vector as the rank that it is sent to will find it, for a strategy that must know that."""
+        self.mixing = mixing
+        """How far a worker may go towards models that may be lossy, where workers average with a few others."""
         self._mean_of = mean
         self._batch = batch
         self._kept = kept or Kept()

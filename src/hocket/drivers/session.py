@@ -94,9 +94,10 @@ class Session:
         self.optimizer = optimizer
         comm, seal = self._compressed(self.comm)
         world, _ = self._compressed(self.world)
+        mixing = 1.0 if self._memory is None else self._memory.scheme.mixing
         self.worker = worker = Worker(
             comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
-            world, self._kept, self._served, batch, self._mean(), seal,
+            world, self._kept, self._served, batch, self._mean(), seal, mixing,
         )  # fmt: skip
         sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:

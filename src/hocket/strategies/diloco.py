@@ -51,7 +51,7 @@ class DiLoCo(Strategy):
             w.descend(g)
             seen.since += g.weight
             if w.step % self.every == 0:
-                w.average_replicas(seen.since)
+                w.average_replicas(seen.since, since=anchor)
                 seen.since = Weight()
                 change = anchor - w.x  # old minus new: an outer gradient, to be descended
                 velocity.mul_(self.momentum).add_(change)
