@@ -55,7 +55,9 @@ def main(rounds: int) -> None:
     ratios = []
     for _ in range(rounds):
         selection = seconds(lambda: largest(x.numpy(), k))
-        ratios.append(selection / (seconds(lambda: torch.topk(sample.abs(), k // 100)) + seconds(lambda: x.abs().max())))
+        ratios.append(
+            selection / (seconds(lambda: torch.topk(sample.abs(), k // 100)) + seconds(lambda: x.abs().max()))
+        )
     print(f"top-k selection over (torch.topk of a 1 % sample + one pass): {statistics.median(ratios):.2f}")
 
 

@@ -3,4 +3,15 @@
 from hocket.compress import casts, dgc, powersgd, quantized, signs, sparsified
 from hocket.compress.scheme import Compressor, Identity, compressor, make
 
-__all__ = ["Compressor", "Identity", "casts", "compressor", "dgc", "make", "powersgd", "quantized", "signs", "sparsified"]
+__all__ = [
+    "Compressor",
+    "Identity",
+    "casts",
+    "compressor",
+    "dgc",
+    "make",
+    "powersgd",
+    "quantized",
+    "signs",
+    "sparsified",
+]

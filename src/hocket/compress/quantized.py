@@ -118,9 +118,7 @@ class Natural(Compressor):
         from hocket.kernels import codecs
 
         exponents, signs = torch.empty((2, x.numel()), dtype=torch.uint8)
-        codecs.encode_powers(
-            array(x).view("int32"), signs.numpy(), exponents.numpy(), seed & 0x7FFFFFFF
-        )
+        codecs.encode_powers(array(x).view("int32"), signs.numpy(), exponents.numpy(), seed & 0x7FFFFFFF)
         return torch.cat([exponents, packed_bits(signs)])
 
     def decode(self, block: Tensor, n: int) -> Tensor:
