@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from common import say_where  # first: it sets the number of threads
-
 import torch
+from common import say_where  # first: it sets the number of threads
 
 from hocket.compress import make
 from hocket.compress.memory import check_finite

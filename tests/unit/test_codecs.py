@@ -199,7 +199,7 @@ def test_dgc_without_a_ratio_to_speak_of_is_momentum() -> None:
     memory = Memory(make("dgc:ratio=0.01,ramp=0"), Kept(), 0, 0)
     g, u, v = normal(100), torch.zeros(100), torch.zeros(100)
     for _ in range(5):
-        block, sent = memory.encode("gradient", g, momentum=0.9)
+        _, sent = memory.encode("gradient", g, momentum=0.9)
         u = 0.9 * u + g
         v = v + u
         at = v.abs().argmax()

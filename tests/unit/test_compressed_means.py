@@ -146,7 +146,7 @@ def test_counted_bytes_are_sent_bytes(text: str) -> None:
     """What the meter counts of a mean is what its codec says, with the headers of messages and nothing else."""
 
     def main(rank: Rank) -> tuple[int, int, int]:
-        w, memory, metered = make_worker(rank, text)
+        w, _, metered = make_worker(rank, text)
         w.average(Gradient(gradient(w.rank, 0, w.x.numel()), Weight(1, 4)))
         return metered.totals.bytes_sent, metered.totals.messages, w.x.numel()
 

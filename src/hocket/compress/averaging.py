@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -48,7 +49,7 @@ class CompressedMeans:
         return total
 
     def _momentum(self) -> float:
-        """What moves from the optimizer into the memory of a compressor that holds it: there it must not count twice."""
+        """What moves from the optimizer into the memory of a compressor that holds it, so that it counts once."""
         if self._memory.scheme.takes_momentum:
             for group in self._optimizer.param_groups:
                 if group.get("momentum"):
@@ -114,7 +115,7 @@ class CompressedMeans:
         assert isinstance(scheme, PowerSGD)
         check_finite(x, scheme, name)
         wanted = scheme.before(memory.vectors, name, x, 0.0, comm.size)
-        spans = [t.view(shape) for t, shape in zip(self._split(wanted), self._shapes, strict=True)]
+        spans = self._layers(wanted)
         layers = [t.view(as_matrix(t.shape)) for t in spans if scheme.helps(t.shape)]
         rest = [t.reshape(-1) for t in spans if not scheme.helps(t.shape)]
         rights = [self._right(name, i, layer, scheme.rank) for i, layer in enumerate(layers)]
@@ -131,8 +132,14 @@ class CompressedMeans:
         scheme.after(memory.vectors, name, wanted, sent)
         return mean
 
-    def _split(self, x: Tensor) -> Sequence[Tensor]:
-        return x.split([shape.numel() for shape in self._shapes])
+    def _layers(self, x: Tensor) -> list[Tensor]:
+        """The layers of a whole model; of a part of one, rows of equal length and what is left."""
+        shapes, n = self._shapes, x.numel()
+        if n != sum(shape.numel() for shape in shapes):
+            columns = max(1, math.isqrt(n))
+            shapes = [torch.Size([n // columns, columns]), torch.Size([n % columns])]
+        parts = torch.split(x, [shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _right(self, name: str, i: int, layer: Tensor, rank: int) -> Tensor:
         """The factor that the last step left, the same on all ranks, as is the first."""
@@ -150,7 +157,8 @@ def _mean_of(tensors: list[Tensor], all_reduce: Sum, ranks: int) -> list[Tensor]
     flat = torch.cat([t.reshape(-1) for t in tensors])
     all_reduce(flat)
     flat /= ranks
-    return [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
+    parts = torch.split(flat, [t.numel() for t in tensors])
+    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
 def all_blocks(comm: Comm, block: Tensor, size: int | None = None) -> list[Tensor]:
@@ -162,4 +170,4 @@ def all_blocks(comm: Comm, block: Tensor, size: int | None = None) -> list[Tenso
         block = torch.cat([block, block.new_zeros(size - block.numel())])
     found = block.new_empty(size * comm.size)
     comm.all_gather(found, block)
-    return [part.clone() for part in found.split(size)] if size else [block] * comm.size
+    return [part.clone() for part in torch.split(found, size)] if size else [block] * comm.size

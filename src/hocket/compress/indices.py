@@ -20,7 +20,7 @@ def size(n: int, k: int) -> int:
 
 
 def encode(places: Array, n: int) -> Array:
-    """Of each place, which are in order, the low bits as they are; the high ones as the number of zeros before a one."""
+    """Of each place, which are in order, the low bits as they are, and the high ones as zeros before a one."""
     k = places.size
     if k == 0:
         return np.empty(0, np.uint8)
@@ -38,4 +38,5 @@ def decode(block: Array, n: int, k: int) -> Array:
     split = -(-k * low // 8)
     bits = np.unpackbits(block[:split], count=k * low).reshape(k, low).astype(np.int64)
     high = np.flatnonzero(np.unpackbits(block[split:], count=k + (n >> low))) - np.arange(k)
-    return (high << low) + (bits << np.arange(low)).sum(axis=1)
+    places: Array = (high << low) + (bits << np.arange(low)).sum(axis=1)
+    return places

@@ -214,18 +214,27 @@ class Worker:
         g.weight = Weight(total, total)
 
     def average_replicas(
-        self, weight: Weight | float = 1.0, comm: Comm | None = None, since: Tensor | None = None
+        self,
+        weight: Weight | float = 1.0,
+        comm: Comm | None = None,
+        since: Tensor | None = None,
+        span: slice | None = None,
     ) -> None:
         """Replace every replica by their mean, each weighted by the samples it has seen since the last one.
 
         A plain number is this worker's weight alone: what all have together is asked for. `comm` is a part of the
         workers that averages by itself; without it, all do. `since` is a model that all set out from alike; without
-        it, that is what they last averaged to.
+        it, that is what they last averaged to. `span` is the part of the parameters that is averaged; the buffers go
+        with the last.
         """
         comm = comm or self.comm
-        payload = Payload((self.x,), (self.model.buffers,), "replica", is_model=True, since=since)
+        span = span or slice(0, self.x.numel())
+        is_last = span.stop == self.x.numel()
+        exact, name = (self.model.buffers,) if is_last else (), f"replica/{span.start}"
+        payload = Payload((self.x[span],), exact, name, is_model=True, since=None if since is None else since[span])
         self._mean(payload, weight if isinstance(weight, Weight) else Weight(weight, None), self.model.count, comm)
-        self._average_odd_buffers(comm)
+        if is_last:
+            self._average_odd_buffers(comm)
 
     def average_buffers(self, algorithm: Algorithm = "native") -> None:
         """Give all replicas the same BatchNorm statistics."""

@@ -217,4 +217,5 @@ def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     task = Path(plan.task).name or "task"
     compressed = "" if isinstance(plan.made_compressor, Identity) else f" with {plan.compress}"
-    return f"{task}: {plan.strategy}{compressed} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
+    what, how = f"{task}: {plan.strategy}{compressed} on {workers}", f"{plan.optimizer} at {plan.lr:g}"
+    return f"{what}, {where}, batch {plan.batch} a worker, {how}"
