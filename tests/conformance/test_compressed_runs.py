@@ -16,7 +16,7 @@ from hocket.compress import compressor
 from hocket.core.errors import UserError
 from hocket.strategies import strategy
 
-SENDING = [text for text in TEXTS if strategy.make(text).needs & {"messages", "collectives"}]
+SENDING = [text for text in TEXTS if strategy.make(text).sends]
 SILENT = [text for text in TEXTS if text not in SENDING]
 SCHEMES = [name for name in compressor if name != "none"] + ["topk:0.1+qsgd:bits=2", "randomk:0.2,feedback=on"]
 FEW = ["int8", "topk:0.1+qsgd:bits=4", "powersgd:rank=1", "dgc"]

@@ -44,6 +44,11 @@ class Strategy(ABC):
         return frozenset()
 
     @property
+    def sends(self) -> bool:
+        """Whether gradients or models travel between ranks, and do not lie in memory that all share."""
+        return bool(self.needs & {"messages", "collectives"}) and "shared-memory" not in self.needs
+
+    @property
     def lockstep(self) -> bool:
         """Whether the workers take their steps together, so that all can meet at the end of an epoch."""
         return True

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hocket import compress as compressors
 from hocket import optim
 from hocket.compress import Compressor, Identity
 from hocket.core.comm import Rank
@@ -27,6 +26,7 @@ from hocket.core.status import Status
 from hocket.core.weight import Weight
 from hocket.drivers import checkpoint
 from hocket.drivers.loader import ShardLoader
+from hocket.drivers.plan import compressor_for
 from hocket.drivers.session import Session
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
@@ -49,7 +49,8 @@ def join(
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
-    chosen, compressor = strategies.make(strategy), compressors.make(compress)
+    chosen = strategies.make(strategy)
+    compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
     if missing := chosen.needs - rank.offers:

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket import optim
-from hocket.compress import Identity, make
 from hocket.core.deadline import check_deadline
 from hocket.core.errors import UserError
 from hocket.core.registry import convert
 from hocket.core.shard import Shards
 from hocket.core.units import seconds
-from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task
@@ -33,7 +32,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     chosen = strategy.make(spec.strategy)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)
-    _check_compressor(spec.compress, chosen)
+    compressor_for(spec.compress, chosen)
     optimizer: str = _given(spec, task, "optimizer")
     batch: int = _given(spec, task, "batch")
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
@@ -64,11 +63,6 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         resume="",
         compress=spec.compress,
     )
-
-
-def _check_compressor(text: str, chosen: Strategy) -> None:
-    if not isinstance(make(text), Identity) and not chosen.needs & {"messages", "collectives"}:
-        raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave --compress out")
 
 
 def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
