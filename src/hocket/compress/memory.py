@@ -24,6 +24,12 @@ class Memory:
         self.counts = kept.keep("compressor/counts", State(draws=0, momentum=0.0))
         self._seed, self._rank = seed, rank
 
+    def warm_up(self) -> None:
+        """Let all that is compiled be compiled before the clock runs."""
+        x = torch.ones(9)
+        check_finite(x, self.scheme, "")
+        self.scheme.decode(self.scheme.encode(x, 0), 9)
+
     def draw(self) -> int:
         """A seed that no other vector of any rank has."""
         self.counts.draws += 1
