@@ -176,8 +176,8 @@ def _spec_of(spec: RunSpec, name: str, workers: int) -> RunSpec:
     every = EVALUATE_EVERY if spec.evaluate_every is None else spec.evaluate_every
     chosen = named_engine(spec)[0] or None
     compress = spec.compress if made.sends else "none"
-    decided = dict(workers=workers, sim=sim, engine=chosen, evaluate_every=every, compress=compress)
-    return dataclasses.replace(spec, strategy=name, **decided)
+    spec = dataclasses.replace(spec, strategy=name, compress=compress, workers=workers, sim=sim)
+    return dataclasses.replace(spec, engine=chosen, evaluate_every=every)
 
 
 def _check_twice(strategies: Sequence[str], workers: Sequence[int]) -> None:
