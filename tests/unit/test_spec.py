@@ -41,6 +41,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 FIELDS = dict(
     task=words,
     strategy=words,
+    compress=words,
     engine=st.none() | words,
     driver=st.sampled_from(["auto", "compiled", "pytorch"]),
     workers=st.none() | st.integers(),

@@ -31,7 +31,9 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     device = device_of(plan.device, rank.comm.rank)
     if device.type == "cpu":
         torch.set_num_threads(1)  # or the speed-up over one worker is fake
-    session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))
+    session = Session(
+        rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace), plan.made_compressor
+    )
     replica = Replica(task.build_model(plan.seed), device)
     if session.is_server:
         return _serve(session, plan, replica)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hocket.compress import Compressor, Identity, make
+from hocket.core.errors import UserError
 from hocket.strategies import Strategy, strategy
 
 
@@ -34,6 +36,14 @@ class Cadence:
 
     epochs: float = math.inf
     seconds: float = math.inf
+
+
+def compressor_for(text: str, chosen: Strategy) -> Compressor:
+    """The compressor that a text describes, if there is anything for it to do under a strategy."""
+    made = make(text)
+    if not isinstance(made, Identity) and not chosen.sends:
+        raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave compress out")
+    return made
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,11 @@ class Plan:
     """The checkpoint to go on from; empty is a new start."""
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
+    compress: str = "none"
+
+    @cached_property
+    def made_compressor(self) -> Compressor:
+        return make(self.compress)
 
     @cached_property
     def made_strategy(self) -> Strategy:

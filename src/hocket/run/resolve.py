@@ -14,7 +14,7 @@ from hocket.core.registry import convert
 from hocket.core.shard import Shards
 from hocket.core.units import seconds
 from hocket.drivers.held_back import validation_samples
-from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
 from hocket.drivers.schedule import rates_of
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
@@ -37,6 +37,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     chosen = strategy.make(spec.strategy)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)
+    compressor_for(spec.compress, chosen)
     optimizer: str = _given(spec, task, "optimizer")
     validation = _validation(spec, task)
     samples -= validation_samples(validation, samples)
@@ -75,6 +76,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),
         resume="",
+        compress=spec.compress,
     )
     steps_per_epoch = Shards(samples, workers, batch, spec.seed).steps
     if rates := rates_of(plan, steps_per_epoch):

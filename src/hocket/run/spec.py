@@ -55,6 +55,9 @@ class RunSpec:
     driver: Literal["auto", "compiled", "pytorch"] = setting(
         "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
     )
+    compress: str = setting(
+        "none", "How what is sent shrinks: topk:0.01, qsgd:bits=4, topk:0.01+qsgd:bits=8 ... [none]", fixed=True
+    )
     epochs: int | None = setting(None, "Passes over the data. [the task's]")
     steps: int | None = setting(None, "Steps of each worker, in place of epochs.")
     batch: int | None = setting(None, "Samples a step of each worker. [the task's]", fixed=True)

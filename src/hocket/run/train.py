@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hocket.compress import Identity
 from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
@@ -145,7 +146,9 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     chosen = make_engine(spec, text, plan.workers)
     device_of(plan.device, 0)
     _check_loaders(plan, train_samples)
-    _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
+    model = try_out(plan, task, train_samples, test_samples)
+    _check_engine(plan, chosen, spec.hosts, model)
+    plan.made_compressor.check_model([p.shape for p in model.parameters])
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title)
@@ -245,4 +248,5 @@ def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     task = brief(plan.task) or "task"
     how = f"batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
-    return f"{task}: {brief(plan.strategy)} on {workers}, {where}, {how}"
+    compressed = "" if isinstance(plan.made_compressor, Identity) else f" with {plan.compress}"
+    return f"{task}: {brief(plan.strategy)}{compressed} on {workers}, {where}, {how}"
