@@ -26,7 +26,8 @@ class Registry(Generic[T]):
         """A class decorator that registers under `name`."""
 
         def register(cls: type[T]) -> type[T]:
-            assert name not in self._classes, f"two {self.plural} are called {name}"
+            if name in self._classes and not _is_same(self._classes[name], cls):
+                raise UserError(f"two {self.plural} are called {name}; give yours another name")
             cls.name = name  # type: ignore[attr-defined]
             self._classes[name] = cls
             return cls
@@ -53,6 +54,12 @@ class Registry(Generic[T]):
             cls = self._classes[name]
             doc = (cls.__doc__ or "").strip().partition("\n")[0]
             yield name, ", ".join(f"{o.name}={o.default}" for o in options(cls)), doc
+
+
+def _is_same(a: type[Any], b: type[Any]) -> bool:
+    """Whether two classes come from the same lines, which were run twice: as a script, and as a module."""
+    files = [{code.co_filename for m in vars(c).values() if (code := getattr(m, "__code__", None))} for c in (a, b)]
+    return a.__qualname__ == b.__qualname__ and bool(files[0] & files[1] - {"<string>"})  # dataclasses write methods
 
 
 def filled_in(default: Any) -> Any:
