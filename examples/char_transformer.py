@@ -28,7 +28,7 @@ man all tattered and torn / That kissed
 priest all shaven and shorn / That married
 cock that crowed in the morn / That waked
 farmer sowing his corn / That kept""".splitlines()
-WINDOW, WIDTH, STEPS, ACCUMULATE, BATCH = 48, 48, 120, 2, 48
+WINDOW, WIDTH, STEPS, ACCUMULATE, BATCH = 48, 64, 240, 2, 24
 
 
 def rhyme() -> list[str]:
