@@ -11,13 +11,14 @@ is nearest to it. Training a kernel SVM takes time that grows faster than the sq
 samples are far less work than one of n; what is lost is what points of different parts could have told each other.
 """
 
-import hocket
 import numpy as np
 import torch
 from kmeans import kmeans, squared_distances
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 from torch import Tensor
+
+import hocket
 
 TEST = 400
 

@@ -12,10 +12,11 @@ accumulated are sent once, at `optimizer.step()`.
 
 import math
 
-import hocket
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import hocket
 
 LINES = """This is the house that Jack built.
 malt / That lay in

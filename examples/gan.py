@@ -12,11 +12,12 @@ of its own: from the first `prepare` on, random numbers differ from worker to wo
 
 import math
 
-import hocket
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import hocket
 
 NOISE, BATCH, EPOCHS = 4, 128, 16
 

@@ -12,12 +12,13 @@ where it was. The data (1797 digits of 8 x 8 pixels) come with scikit-learn.
 import sys
 from pathlib import Path
 
-import hocket
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import hocket
 
 EPOCHS, BATCH = 8, 64  # the batch of all workers together
 TEST = 360

@@ -10,10 +10,11 @@ A round of Lloyd's algorithm needs one all-reduce of the clusters' sums and size
 centres begin depends on the points alone, so that any number of workers finds the same clusters.
 """
 
-import hocket
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
+
+import hocket
 
 CLUSTERS, ROUNDS = 10, 50
 

@@ -13,12 +13,13 @@ what the majority wants. Compare it with what there is: `own_strategy.py allredu
 import sys
 from dataclasses import dataclass
 
-import hocket
 import torch
-from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import hocket
+from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
 
 @strategy("majority-vote")

@@ -13,11 +13,12 @@ the workers draw their batches from one pool, and who is fast takes more of them
 
 import sys
 
-import hocket
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import hocket
 
 PEOPLE, FILMS, RATINGS, NOISE = 300, 120, 12_000, 0.3
 EPOCHS, BATCH = 12, 150

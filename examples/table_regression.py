@@ -11,12 +11,13 @@ loss of the model that the strategy would return now. Any strategy will do: try 
 
 import sys
 
-import hocket
 import torch
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import hocket
 
 EPOCHS, BATCH = 40, 24
 
@@ -48,7 +49,9 @@ def main() -> None:
                 optimizer.zero_grad()
                 F.mse_loss(model(x), y).backward()
                 optimizer.step()
-            found = team.evaluate(lambda model: {"mse": float(F.mse_loss(model(inputs[validation]), scaled[validation]))})
+            found = team.evaluate(
+                lambda model: {"mse": float(F.mse_loss(model(inputs[validation]), scaled[validation]))}
+            )
             scheduler.step(found["mse"])
 
     if team.rank == 0:
