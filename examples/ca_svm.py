@@ -5,10 +5,10 @@
     torchrun --nproc-per-node 2 examples/ca_svm.py
     python examples/ca_svm.py
 
-Explicit parallelism: change the algorithm so that its parts need not talk. k-means cuts the data into one part a worker,
-each worker trains a kernel SVM on its part without a single message, and a new sample is judged by the SVM whose centre
-is nearest to it. Training a kernel SVM takes time that grows faster than the square of its samples, so p parts of n / p
-samples are far less work than one of n; what is lost is what points of different parts could have told each other.
+Explicit parallelism: change the algorithm so that its parts need not talk. k-means cuts the data into one part a
+worker, each worker trains a kernel SVM on its part without a single message, and a new sample is judged by the SVM whose
+centre is nearest to it. The time to train a kernel SVM grows faster than the number of its samples, so parts are less
+work than the whole; what is lost is what points of different parts could have told each other.
 """
 
 import numpy as np

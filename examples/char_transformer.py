@@ -6,8 +6,8 @@
     python examples/char_transformer.py
 
 It learns a nursery rhyme that grows by a line each verse, and is judged on the last verse, which it has not seen.
-`team.clip_grad_norm_` clips the mean of all workers' gradients, as clipping does after DDP's backward. Gradients that are
-accumulated are sent once, at `optimizer.step()`.
+`team.clip_grad_norm_` clips the mean of all workers' gradients, as clipping does after DDP's backward. Gradients that
+are accumulated are sent once, at `optimizer.step()`.
 """
 
 import math

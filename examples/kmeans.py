@@ -6,8 +6,8 @@
     python examples/kmeans.py
 
 Every worker holds a part of the points. `team.comm` is a `hocket.Comm`: collectives, messages, groups, on any engine.
-A round of Lloyd's algorithm needs one all-reduce of the clusters' sums and sizes, however many points there are. Where the
-centres begin depends on the points alone, so that any number of workers finds the same clusters.
+A round of Lloyd's algorithm needs one all-reduce of the clusters' sums and sizes, however many points there are. Where
+the centres begin depends on the points alone, so that any number of workers finds the same clusters.
 """
 
 import torch
@@ -24,7 +24,7 @@ def squared_distances(points: Tensor, centres: Tensor) -> Tensor:
 
 
 def far_apart(comm: hocket.Comm, points: Tensor, count: int) -> Tensor:
-    """Centres to begin with: the point nearest to the mean of all, then again and again the farthest from those chosen."""
+    """Centres to begin with: the point nearest to the mean, then again and again the farthest from those chosen."""
     mean = torch.cat([points.sum(0), points.new_tensor([len(points)])])
     comm.all_reduce(mean)
     middle = (mean[:-1] / mean[-1]).unsqueeze(0)
@@ -45,7 +45,9 @@ def kmeans(comm: hocket.Comm, points: Tensor, count: int) -> tuple[Tensor, Tenso
     """Centres, the cluster of each of this worker's points, the sum of squared distances over all, and the rounds."""
     centres = far_apart(comm, points, count)
     clusters = torch.full((len(points),), -1)
-    for done in range(1, ROUNDS + 1):
+    rounds = 0
+    while rounds < ROUNDS:
+        rounds += 1
         distances, found = squared_distances(points, centres).min(1)
         members = torch.nn.functional.one_hot(found, count).to(points.dtype)
         ones, changed = points.new_ones(len(points), 1), (found != clusters).sum().to(points.dtype)
@@ -57,7 +59,7 @@ def kmeans(comm: hocket.Comm, points: Tensor, count: int) -> tuple[Tensor, Tenso
             break
         sizes = sums[:, -1:]
         centres = torch.where(sizes > 0, sums[:, :-1] / sizes.clamp(min=1), centres)
-    return centres, clusters, float(message[-1]), done
+    return centres, clusters, float(message[-1]), rounds
 
 
 def main() -> None:
