@@ -6,9 +6,9 @@
     python examples/ca_svm.py
 
 Explicit parallelism: change the algorithm so that its parts need not talk. k-means cuts the data into one part a
-worker, each worker trains a kernel SVM on its part without a single message, and a new sample is judged by the SVM whose
-centre is nearest to it. The time to train a kernel SVM grows faster than the number of its samples, so parts are less
-work than the whole; what is lost is what points of different parts could have told each other.
+worker, each worker trains a kernel SVM on its part without a single message, and a new sample is judged by the SVM
+whose centre is nearest to it. The time to train a kernel SVM grows faster than the number of its samples, so parts are
+less work than the whole; what is lost is what points of different parts could have told each other.
 """
 
 import numpy as np
