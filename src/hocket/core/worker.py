@@ -198,7 +198,7 @@ class Worker:
         self.staleness[stale] += 1
         self._optimizer_step()
 
-    def average(self, g: Gradient, algorithm: Algorithm = "native") -> None:
+    def average(self, g: Gradient, algorithm: Algorithm = "auto") -> None:
         """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
         payload = Payload(lossy=(g.vector,), residual="gradient")
         total = self._mean(payload, g.weight, self.model.gradient_count, algorithm=algorithm)
@@ -215,7 +215,7 @@ class Worker:
         self._mean(payload, weight if isinstance(weight, Weight) else Weight(weight, None), self.model.count, comm)
         self._average_odd_buffers(comm)
 
-    def average_buffers(self, algorithm: Algorithm = "native") -> None:
+    def average_buffers(self, algorithm: Algorithm = "auto") -> None:
         """Give all replicas the same BatchNorm statistics."""
         payload = Payload(exact=(self.model.buffers,))
         self._mean(payload, Weight(1.0, self.size), self.model.count, algorithm=algorithm)
@@ -231,10 +231,10 @@ class Worker:
         weight: Weight,
         count: Tensor,
         comm: Comm | None = None,
-        algorithm: Algorithm = "native",
+        algorithm: Algorithm = "auto",
     ) -> float:
         comm = comm or self.comm
-        all_reduce = comm.all_reduce if algorithm == "native" else partial(ALGORITHMS[algorithm], comm)
+        all_reduce = comm.all_reduce if algorithm == "auto" else partial(ALGORITHMS[algorithm], comm)
         return weighted_mean(payload, weight, comm, all_reduce, count)
 
     def optimizer_state(self) -> Sequence[Tensor]:

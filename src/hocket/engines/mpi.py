@@ -174,8 +174,10 @@ def _mpi() -> Any:
     return MPI
 
 
-def connect(deadline: float) -> MpiComm:
-    return MpiComm(_mpi().COMM_WORLD, deadline)
+def connect(deadline: float) -> Comm:
+    from hocket.engines.one_host import by_host  # Numba takes half a second to import
+
+    return by_host(MpiComm(_mpi().COMM_WORLD, deadline), deadline, lambda x: False)
 
 
 def abort() -> None:
@@ -298,6 +300,10 @@ class MpiComm:
     def split(self, color: int, key: int = 0) -> Comm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
         return MpiComm(self._comm.Split(color, key), self._deadline)
+
+    @property
+    def native(self) -> MpiComm:
+        return self
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes

@@ -91,7 +91,7 @@ def _store() -> tuple[Any, int]:
     return store, port
 
 
-def connect(deadline: float) -> TorchComm:
+def connect(deadline: float) -> Comm:
     if not dist.is_initialized():
         size = int(os.environ["WORLD_SIZE"])
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
@@ -101,7 +101,10 @@ def connect(deadline: float) -> TorchComm:
         # Our own waits have the deadline; this limit is for the first meeting too, to which some may come late.
         dist.init_process_group(backend, timeout=timedelta(seconds=start_limit(size, deadline)))
         atexit.register(_destroy)
-    return TorchComm(dist.group.WORLD, deadline)
+    comm = TorchComm(dist.group.WORLD, deadline)
+    from hocket.engines.one_host import by_host  # Numba takes half a second to import
+
+    return by_host(comm, deadline, comm.carries_on_gpus)
 
 
 _carrying: deque[Tensor] = deque(maxlen=4)
@@ -188,9 +191,13 @@ class TorchComm:
         sender = dist.get_group_rank(self._group, world_source)
         return sender, Message.unpack(block.numpy())
 
+    def carries_on_gpus(self, x: Tensor) -> bool:
+        """Whether a tensor stays on GPUs on its way: NCCL carries what is there, Gloo what is in main memory."""
+        return self._nccl and x.is_cuda
+
     def _carried(self, x: Tensor) -> Tensor:
-        """The tensor where this group can carry it: Gloo carries what is in main memory, NCCL what is on a GPU."""
-        carried = x.detach() if self._nccl and x.is_cuda else on_host(x)
+        """The tensor where this group can carry it."""
+        carried = x.detach() if self.carries_on_gpus(x) else on_host(x)
         _carrying.append(carried)
         return carried
 
@@ -244,6 +251,10 @@ class TorchComm:
             limit = timedelta(seconds=self._deadline)
             groups[wanted] = dist.new_group(members, timeout=limit, use_local_synchronization=False)
         return TorchComm(groups[color], self._deadline)
+
+    @property
+    def native(self) -> TorchComm:
+        return self
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes
