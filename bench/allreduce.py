@@ -62,11 +62,10 @@ def main() -> None:
             found = engine.make(library).run(program, size, Listener())[0]
             for name, by_way in found.items():
                 median = {way: statistics.median(us) for way, us in by_way.items()}
-                told = ", ".join(
-                    f"{way} {median[way]:.1f} ({min(us):.1f} to {max(us):.1f}) us, x {median['memory'] / median[way]:.2f}"
-                    for way, us in by_way.items()
-                )
-                print(f"{size} ranks, {name}: {told}", flush=True)
+                for way, us in by_way.items():
+                    spread = f"{median[way]:,.1f} (from {min(us):,.1f} to {max(us):,.1f}) us"
+                    ratio = median["memory"] / median[way]
+                    print(f"{size} ranks, {name}, {way}: {spread}; memory takes {ratio:.2f} of it", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from hocket.core.errors import CommError, DeadlineExceeded
 from hocket.kernels.memory import meeting as kernels
 from hocket.kernels.memory.block import Block
 
-ROW_BYTES = 256 * 1024
-"""What a rank lays down at a time: two rows of all ranks should fit into the caches."""
-SPIN_S, YIELD_S, CROWDED_SPIN_S = 50e-6, 2e-3, 2e-6
-"""How long a rank that waits keeps its core busy, and then gives way to others, before it sleeps."""
+_ROWS_BYTES, _LONGEST_ROW, _SHORTEST_ROW = 16 << 20, 1 << 20, 1 << 16
+SPIN_S = (2e-6, 1e-3)
+"""How long a rank that waits keeps its core busy before it sleeps, at least and at most."""
 
 _OPS: dict[Op, int] = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
 _NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
@@ -38,9 +37,14 @@ class Patience:
     """Whether there are more ranks than cores, so that who waits had better sleep."""
 
 
+def row_bytes(size: int) -> int:
+    """What a rank lays down at a time: much, since all have to meet for it, but rows should fit into the caches."""
+    return max(min(_LONGEST_ROW, _ROWS_BYTES // (2 * size)) // 64 * 64, _SHORTEST_ROW)
+
+
 def nbytes(size: int) -> int:
     """Of the block that so many ranks need."""
-    return 8 * _words(size) + 2 * size * ROW_BYTES
+    return 8 * _words(size) + 2 * size * row_bytes(size)
 
 
 def _words(size: int) -> int:
@@ -71,10 +75,10 @@ class Commons:
 
     def lay_out(self) -> None:
         """Make a new block ready, before any other rank sees it."""
-        spin_s, yield_s = (CROWDED_SPIN_S, 0.0) if self._patience.crowded else (SPIN_S, YIELD_S)
+        shortest_s, longest_s = SPIN_S
         self._control[kernels.SIZE] = self._size
-        self._control[kernels.SPIN_NS] = round(spin_s * 1e9)
-        self._control[kernels.YIELD_NS] = round(yield_s * 1e9)
+        self._control[kernels.SHORTEST_SPIN_NS] = round(shortest_s * 1e9)
+        self._control[kernels.LONGEST_SPIN_NS] = round((shortest_s if self._patience.crowded else longest_s) * 1e9)
         self._control[kernels.DEADLINE_NS] = round(self._patience.deadline_s * 1e9)
 
     def all_reduce(self, x: Tensor, op: Op) -> None:
@@ -172,7 +176,7 @@ class Commons:
         """The ranks' rows: those for the meetings of even numbers, then the others."""
         rows = self._rows.get(dtype)
         if rows is None:
-            count, begin = 2 * self._size * ROW_BYTES // dtype.itemsize, 8 * _words(self._size)
+            count, begin = 2 * self._size * row_bytes(self._size) // dtype.itemsize, 8 * _words(self._size)
             rows = np.frombuffer(self._block.memory, dtype, count, begin).reshape(2 * self._size, -1)
             self._rows[dtype] = rows
         return rows

@@ -5,7 +5,7 @@ m until the reader comes to m + 1; the row is written again only for m + 2, and 
 meeting for each row's worth of data is enough.
 
 A rank comes to a meeting by counting up the word in its own cache line, and waits until all have: spinning for a
-while, then giving way, then asleep in the kernel. Who finds at once that all are there was the last, and wakes those
+while, then asleep in the kernel. Who finds at once that all are there was the last, and wakes those
 who sleep. That is safe because counting up and looking are sequentially consistent: who was missing when a sleeper
 looked for the last time comes after it, and finds it among the sleepers.
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause, sched_yield
+from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause
 from hocket.kernels.memory.futex import sleep_while, wake
 
 Words = NDArray[np.int64]
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LINE = 8  # words in 64 bytes
 # Options, written once before the ranks meet
-SIZE, SPIN_NS, YIELD_NS, DEADLINE_NS = range(4)
+SIZE, SHORTEST_SPIN_NS, LONGEST_SPIN_NS, DEADLINE_NS = range(4)
 # Words that all ranks write
 GATE = LINE  # counted up whenever sleepers are woken
 SLEEPERS = 2 * LINE
@@ -36,7 +36,7 @@ RANK_AREA = 3 * LINE
 # Words of one rank, from its first one
 CAME = 0  # meetings that it has come to
 MARKS = 1  # what it does at the last one and at the one before, so that a mismatch is found
-BEGAN, DONE, TIMESPEC = LINE, LINE + 1, LINE + 2  # its own: where its collective began, rows done, scratch
+BEGAN, DONE, SPIN, TIMESPEC = range(LINE, LINE + 4)  # where its collective began, rows done, ns to spin, scratch
 RANK_WORDS = 2 * LINE
 
 # How a wait ended
@@ -67,19 +67,17 @@ def _missing(words: Words, meeting: int) -> int:
 
 @kernel
 def _await(words: Words, me: int, meeting: int) -> int:
-    """Wait until all have come."""
+    """Wait until all have come. Who spins in vain spins less the next time: perhaps its core is what they wait for."""
     size = words[SIZE]
+    spin = RANK_AREA + me * RANK_WORDS + SPIN
     began = monotonic_ns()
-    while True:
+    while monotonic_ns() - began <= words[spin]:
         for _ in range(_PAUSES):
             if _missing(words, meeting) == size:
+                words[spin] = min(2 * words[spin], words[LONGEST_SPIN_NS])
                 return MET
             pause()
-        waited = monotonic_ns() - began
-        if waited > words[SPIN_NS] + words[YIELD_NS]:
-            break
-        if waited > words[SPIN_NS]:
-            sched_yield()
+    words[spin] = words[SHORTEST_SPIN_NS]
     fetch_add(words, SLEEPERS, 1)
     outcome = _sleep(words, me, meeting, began)
     fetch_add(words, SLEEPERS, -1)
