@@ -221,3 +221,15 @@ def stays(rank: Rank, argument: dict[str, Any]) -> None:
     sys.stdout.write("here\n")  # in one piece: a launcher mixes what ranks write
     sys.stdout.flush()
     time.sleep(100)
+
+
+def dies_in_a_collective(rank: Rank, argument: dict[str, Any]) -> None:
+    """Rank 1 is killed from outside its own code, wherever that finds it: mostly among collectives."""
+    x = torch.ones(argument["length"])
+    rank.comm.all_reduce(x)
+    if rank.comm.rank == 1:
+        threading.Timer(argument["after_s"], os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        rank.status.step += 1
+        rank.comm.all_reduce(x, "max")
+        rank.comm.broadcast(x)
