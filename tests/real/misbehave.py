@@ -233,3 +233,8 @@ def dies_in_a_collective(rank: Rank, argument: dict[str, Any]) -> None:
         rank.status.step += 1
         rank.comm.all_reduce(x, "max")
         rank.comm.broadcast(x)
+
+
+def says_where_it_may_run(rank: Rank, argument: dict[str, Any]) -> list[int]:
+    """The cores that this rank is tied to."""
+    return sorted(os.sched_getaffinity(0))

@@ -25,6 +25,7 @@ from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
+from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
@@ -42,6 +43,7 @@ class Mpi(Engine):
     mpiexec: str = ""
     """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
     deadline: float = DEADLINE_S
+    bind: Bind = "auto"
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
     spans_hosts: ClassVar[bool] = True
     preference: ClassVar[int] = 2
@@ -64,6 +66,7 @@ class Mpi(Engine):
 
     def check(self, size: int) -> None:
         if self.starts_processes():
+            check_binding(self.bind, 0 if self.hosts else size)
             launcher = self.launcher()
             try:
                 _version(launcher)
@@ -83,7 +86,8 @@ class Mpi(Engine):
         launcher = self.launcher()
         everywhere = ("0.0.0.0", socket.gethostname()) if self.hosts else ("127.0.0.1", "127.0.0.1")
         control = Control(*everywhere)
-        env = rank_environment(control, main, "mpi", self.deadline) | ({} if self.hosts else LOOPBACK)
+        cores = [] if self.hosts else chosen_cores(self.bind, size)
+        env = rank_environment(control, main, "mpi", self.deadline, cores) | ({} if self.hosts else LOOPBACK)
         supervisor = Supervisor(size, control, self.deadline, listener)
         if self._needs_no_launcher(launcher):
             return supervisor.run_ranks(env, [{} for _ in range(size)], pmi=True)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +25,9 @@ _SUMMED = frozenset({
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 })  # fmt: skip
 """Types that have sums; the rest is left to the library."""
+
+_CORES = 1024
+"""Numbers of cores that are told apart."""
 
 Takes = Callable[[Tensor], bool]
 
@@ -49,10 +51,17 @@ def by_host(comm: Comm, deadline_s: float, library_takes: Takes, host: int | Non
     load_kernels()
     hosts = torch.zeros(comm.size, dtype=torch.int64)
     comm.all_gather(hosts, torch.tensor([this_host() if host is None else host]))
-    ranks = Counter(hosts.tolist())
-    here = int(hosts[comm.rank])
-    patience = Patience(deadline_s, crowded=ranks[here] > len(os.sched_getaffinity(0)))
+    here = hosts == hosts[comm.rank]
+    patience = Patience(deadline_s, crowded=int(here.sum()) > _cores(comm, here))
     return _arranged(comm, hosts.tolist(), patience, library_takes)
+
+
+def _cores(comm: Comm, here: Tensor) -> int:
+    """How many cores the ranks that are `here` have together: each may be tied to one of its own."""
+    mine, everyone = (torch.zeros(ranks * _CORES, dtype=torch.uint8) for ranks in (1, comm.size))
+    mine[[core for core in os.sched_getaffinity(0) if core < _CORES]] = 1
+    comm.all_gather(everyone, mine)
+    return int(everyone.view(comm.size, _CORES)[here].amax(0).sum())
 
 
 def _arranged(comm: Comm, hosts: list[int], patience: Patience, library_takes: Takes) -> Comm:

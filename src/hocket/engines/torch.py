@@ -24,6 +24,7 @@ from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
+from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
@@ -47,6 +48,7 @@ class TorchDistributed(Engine):
     """Ranks are processes on torch.distributed: Gloo on CPUs, NCCL where each rank has its own GPU."""
 
     deadline: float = DEADLINE_S
+    bind: Bind = "auto"
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "shared-memory"})
 
     def __post_init__(self) -> None:
@@ -60,6 +62,10 @@ class TorchDistributed(Engine):
     def room(cls, hosts: str) -> int:
         return (launched_size() if inside_torchrun() else None) or 0
 
+    def check(self, size: int) -> None:
+        if self.starts_processes():
+            check_binding(self.bind, size)
+
     def starts_processes(self) -> bool:
         return not inside_torchrun()
 
@@ -72,7 +78,8 @@ class TorchDistributed(Engine):
         assert isinstance(main, Program), "a fresh process can only run a Program"
         control = Control()
         store, port = _store()
-        env = rank_environment(control, main, "torch", self.deadline) | LOOPBACK
+        cores = chosen_cores(self.bind, size)
+        env = rank_environment(control, main, "torch", self.deadline, cores) | LOOPBACK
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         env |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         each = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(size)]
