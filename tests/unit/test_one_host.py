@@ -34,7 +34,7 @@ LENGTHS = st.one_of(
 
 
 def joined(rank: Rank, host: int = 0, deadline_s: float = 20.0) -> Comm:
-    return by_host(rank.comm, deadline_s, lambda x: False, host)
+    return by_host(rank.comm, deadline_s, lambda x: False, host=host)
 
 
 def values(dtype: torch.dtype, length: int, seed: int) -> Tensor:

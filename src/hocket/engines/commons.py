@@ -16,8 +16,10 @@ from hocket.kernels.memory import meeting as kernels
 from hocket.kernels.memory.block import Block
 
 _ROWS_BYTES, _LONGEST_ROW, _SHORTEST_ROW = 16 << 20, 1 << 20, 1 << 16
-SPIN_S = (2e-6, 1e-3)
+SPIN_S = (2e-6, 5e-4)
 """How long a rank that waits keeps its core busy before it sleeps, at least and at most."""
+BUSY_NS, FIRST_NS, LAST_NS = 20_000, 200_000, 20_000_000
+"""How long it waits before it helps the library along: while that has something to do, at first, and in the end."""
 
 _OPS: dict[Op, int] = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
 _NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
@@ -35,6 +37,10 @@ class Patience:
     deadline_s: float
     crowded: bool
     """Whether there are more ranks than cores, so that who waits had better sleep."""
+    help_along: Callable[[], bool] | None = None
+    """For a library whose messages travel only while somebody calls it: does so, and tells whether any are under way.
+
+    A rank that has sent something and waits for others here may be what these wait for."""
 
 
 def row_bytes(size: int) -> int:
@@ -71,6 +77,8 @@ class Commons:
     def __init__(self, block: Block, size: int, rank: int, patience: Patience) -> None:
         self._block, self._size, self._rank, self._patience = block, size, rank, patience
         self._control: NDArray[np.int64] = np.frombuffer(block.memory, np.int64, _words(size))
+        self._slice = kernels.RANK_AREA + rank * kernels.RANK_WORDS + kernels.SLICE
+        self._control[self._slice] = FIRST_NS if patience.help_along else 0
         self._rows: dict[np.dtype[np.generic], NDArray[np.generic]] = {}
 
     def lay_out(self) -> None:
@@ -90,10 +98,12 @@ class Commons:
         values = x.numpy()
         rows = self._rows_of(values.dtype)
         mark = _mark(0, values)
-        code = kernels.all_reduce(self._control, rows, self._rank, values, _OPS[op], mark, False)
-        while code != kernels.MET:
-            self._check(code, 0)
-            code = kernels.all_reduce(self._control, rows, self._rank, values, _OPS[op], mark, True)
+
+        def call(again: bool) -> int:
+            code: int = kernels.all_reduce(self._control, rows, self._rank, values, _OPS[op], mark, again)
+            return code
+
+        self._finish(call, 0)
         if op == "mean":
             x /= self._size
 
@@ -142,11 +152,19 @@ class Commons:
         self._finish(call, 4)
 
     def _finish(self, call: KernelCall, operation: int) -> None:
-        """A signal that comes in ends the wait for a moment, so that Python can see to it."""
+        """Call a kernel, and again when its wait ended for a moment: for Python to see to a signal, or for us to help
+        the library along."""
         code = call(False)
+        if code == kernels.MET:
+            return
+        help_along, slice_ns = self._patience.help_along, FIRST_NS
         while code != kernels.MET:
             self._check(code, operation)
+            if help_along is not None:
+                slice_ns = BUSY_NS if help_along() else min(max(2 * slice_ns, FIRST_NS), LAST_NS)
+                self._control[self._slice] = slice_ns
             code = call(True)
+        self._control[self._slice] = FIRST_NS if help_along is not None else 0
 
     def _check(self, code: int, operation: int) -> None:
         """Raise unless the wait was only interrupted."""

@@ -181,7 +181,8 @@ def _mpi() -> Any:
 def connect(deadline: float) -> Comm:
     from hocket.engines.one_host import by_host  # Numba takes half a second to import
 
-    return by_host(MpiComm(_mpi().COMM_WORLD, deadline), deadline, lambda x: False)
+    comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
+    return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 
 def abort() -> None:
@@ -195,12 +196,13 @@ class MpiComm:
     """Every operation is the non-blocking one, polled: so that each wait has a deadline,
     and ranks that outnumber the cores give way to each other."""
 
-    def __init__(self, comm: Any, deadline: float) -> None:
+    def __init__(self, comm: Any, deadline: float, sending: list[tuple[Any, np.ndarray]]) -> None:
         self._comm, self._deadline = comm, deadline
         self._MPI = _mpi()
         self.rank, self.size = comm.rank, comm.size
         self._ops = {"sum": self._MPI.SUM, "mean": self._MPI.SUM, "max": self._MPI.MAX, "min": self._MPI.MIN}
-        self._sending: list[tuple[Any, np.ndarray]] = []
+        self._sending = sending
+        """What has not left yet, of all communicators of this rank: the blocks must live until then."""
 
     def _poll(
         self, test: Callable[[], Any], operation: str, peers: str, timeout: float | None = None, idle: bool = False
@@ -251,9 +253,19 @@ class MpiComm:
             request = self._comm.Isend(block, to, tag)
         except self._MPI.Exception as error:
             raise self._broken(error, f"send(to={to})", f"rank {to}") from error
-        self._sending = [(r, b) for r, b in self._sending if not r.Test()]
-        self._sending.append((request, block))  # the block must live until the message has left
+        self._forget_what_has_left()
+        self._sending.append((request, block))
         return Deferred(lambda: self._poll(request.Test, f"send(to={to})", f"rank {to}"))
+
+    def _forget_what_has_left(self) -> None:
+        self._sending[:] = [(r, b) for r, b in self._sending if not r.Test()]
+
+    def help_along(self) -> bool:
+        """Let messages travel, which they do only inside a call of MPI. True while something of ours has not left."""
+        self._forget_what_has_left()
+        if not self._sending:
+            self._comm.Iprobe(self._MPI.ANY_SOURCE, self._MPI.ANY_TAG)
+        return bool(self._sending)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         status = self._MPI.Status()
@@ -303,7 +315,7 @@ class MpiComm:
 
     def split(self, color: int, key: int = 0) -> Comm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
-        return MpiComm(self._comm.Split(color, key), self._deadline)
+        return MpiComm(self._comm.Split(color, key), self._deadline, self._sending)
 
     @property
     def native(self) -> MpiComm:

@@ -40,11 +40,17 @@ def this_host() -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
-def by_host(comm: Comm, deadline_s: float, library_takes: Takes, host: int | None = None) -> Comm:
+def by_host(
+    comm: Comm,
+    deadline_s: float,
+    library_takes: Takes,
+    help_along: Callable[[], bool] | None = None,
+    host: int | None = None,
+) -> Comm:
     """The communicator as it is best used: through memory among ranks of one host, by its library between hosts.
 
-    `library_takes` says which tensors are the library's wherever the ranks are, such as those on GPUs. `host` is the
-    number of this rank's host, unless that is to be found out.
+    `library_takes` says which tensors are the library's wherever the ranks are, such as those on GPUs. `help_along`
+    is told of in `Patience`. `host` is the number of this rank's host, unless that is to be found out.
     """
     if comm.size == 1 or not futex.available:
         return comm
@@ -52,7 +58,7 @@ def by_host(comm: Comm, deadline_s: float, library_takes: Takes, host: int | Non
     hosts = torch.zeros(comm.size, dtype=torch.int64)
     comm.all_gather(hosts, torch.tensor([this_host() if host is None else host]))
     here = hosts == hosts[comm.rank]
-    patience = Patience(deadline_s, crowded=int(here.sum()) > _cores(comm, here))
+    patience = Patience(deadline_s, int(here.sum()) > _cores(comm, here), help_along)
     return _arranged(comm, hosts.tolist(), patience, library_takes)
 
 

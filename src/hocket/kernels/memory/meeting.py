@@ -36,7 +36,9 @@ RANK_AREA = 3 * LINE
 # Words of one rank, from its first one
 CAME = 0  # meetings that it has come to
 MARKS = 1  # what it does at the last one and at the one before, so that a mismatch is found
-BEGAN, DONE, SPIN, TIMESPEC = range(LINE, LINE + 4)  # where its collective began, rows done, ns to spin, scratch
+BEGAN, DONE = LINE, LINE + 1  # the meetings before its collective, and how many rows of that are done
+SPIN, SLICE, SINCE = range(LINE + 2, LINE + 5)  # ns to spin, ns to wait in one call (0 is any), when it began to wait
+TIMESPEC = LINE + 5  # scratch
 RANK_WORDS = 2 * LINE
 
 # How a wait ended
@@ -86,15 +88,22 @@ def _await(words: Words, me: int, meeting: int) -> int:
 
 @kernel
 def _sleep(words: Words, me: int, meeting: int, began: int) -> int:
+    """Sleep until all have come, until the deadline, or for as long as this rank may wait in one call."""
     size = words[SIZE]
+    own = RANK_AREA + me * RANK_WORDS
+    longest = words[own + SLICE] if words[own + SLICE] > 0 else words[DEADLINE_NS]
     while True:
         gate = load(words, GATE)
         if _missing(words, meeting) == size:
             return MET
-        left = words[DEADLINE_NS] - (monotonic_ns() - began)
+        now = monotonic_ns()
+        left = words[DEADLINE_NS] - (now - words[own + SINCE])
         if left <= 0:
             return LATE
-        if sleep_while(words, GATE, gate, min(left, _NAP_NS), RANK_AREA + me * RANK_WORDS + TIMESPEC):
+        left = min(left, began + longest - now)
+        if left <= 0:
+            return INTERRUPTED
+        if sleep_while(words, GATE, gate, min(left, _NAP_NS), own + TIMESPEC):
             return INTERRUPTED
 
 
@@ -113,6 +122,7 @@ def meet(words: Words, me: int, meeting: int, mark: int) -> int:
                 fetch_add(words, GATE, 1)
                 wake(words, GATE)
             return _alike(words, meeting, mark)
+        words[own + SINCE] = monotonic_ns()
     outcome = _await(words, me, meeting)
     return _alike(words, meeting, mark) if outcome == MET else outcome
 
