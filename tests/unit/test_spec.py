@@ -72,6 +72,7 @@ FIELDS = dict(
     checkpoint_every=st.just("") | words,
     hosts=st.just("") | words,
     mpiexec=st.just("") | words,
+    bind=st.sampled_from(["auto", "none", "core"]),
     sim=st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Sim)]), words),
 )
 

@@ -321,6 +321,14 @@ def demo(
     show(choose(quiet=False), engine, svg)
 
 
+@app.command()
+def clean() -> None:
+    """Remove decoded data sets from the cache; they are decoded again when they are needed."""
+    from hocket.tasks.decoded import place, remove
+
+    _say(f"removed {remove() / 1e6:.0f} MB from {place()}")
+
+
 @app.command(name="list")
 def list_() -> None:
     """Show the tasks, strategies, engines, compressors, optimizers and schedules, with their options."""

@@ -224,7 +224,7 @@ class Worker:
         self.staleness[stale] += 1
         self._optimizer_step()
 
-    def average(self, g: Gradient, algorithm: Algorithm = "native") -> None:
+    def average(self, g: Gradient, algorithm: Algorithm = "auto") -> None:
         """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
         payload = Payload(lossy=(g.vector,), residual="gradient")
         total = self._mean(payload, g.weight, self.model.gradient_count, algorithm=algorithm)
@@ -253,7 +253,7 @@ class Worker:
         if is_last:
             self._average_odd_buffers(comm)
 
-    def average_buffers(self, algorithm: Algorithm = "native") -> None:
+    def average_buffers(self, algorithm: Algorithm = "auto") -> None:
         """Give all replicas the same BatchNorm statistics."""
         payload = Payload(exact=(self.model.buffers,))
         self._mean(payload, Weight(1.0, self.size), self.model.count, algorithm=algorithm)
@@ -269,10 +269,10 @@ class Worker:
         weight: Weight,
         count: Tensor,
         comm: Comm | None = None,
-        algorithm: Algorithm = "native",
+        algorithm: Algorithm = "auto",
     ) -> float:
         comm = comm or self.comm
-        all_reduce = comm.all_reduce if algorithm == "native" else partial(ALGORITHMS[algorithm], comm)
+        all_reduce = comm.all_reduce if algorithm == "auto" else partial(ALGORITHMS[algorithm], comm)
         return self._mean_of(payload, weight, comm, all_reduce, count)
 
     def optimizer_state(self) -> Sequence[Tensor]:

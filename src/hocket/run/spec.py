@@ -98,6 +98,9 @@ class RunSpec:
     )
     hosts: str = setting("", "Machines for the engine mpi, such as a:4,b:4.", commands=ANYWHERE)
     mpiexec: str = setting("", "The MPI launcher. [the one installed with Hocket]", commands=ANYWHERE)
+    bind: Literal["auto", "none", "core"] = setting(
+        "auto", "Tie each rank to a core: auto, none or core. [auto: if enough are idle]", commands=ANYWHERE
+    )
     trace: int = setting(DETAIL, "Events that each rank logs one by one. [10000]")
 
     @classmethod
