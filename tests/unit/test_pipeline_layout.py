@@ -15,8 +15,8 @@ from torch import nn
 import hocket
 from hocket import UserError
 from hocket.layouts.mesh import Layout, Schedule
+from hocket.layouts.microbatches import actions, bubble, pieces
 from hocket.layouts.pipeline import balanced, costs_of, layers_of
-from hocket.layouts.schedules import actions, bubble, pieces
 from hocket.layouts.survey import survey
 
 STAGES, BATCHES = st.integers(1, 6), st.integers(1, 12)

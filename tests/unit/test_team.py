@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from tiny import on_sim, on_threads
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import hocket
 
@@ -213,11 +213,11 @@ class TestPrepare:
         first, second = on_threads(main, 2)
         assert torch.equal(first, second) and not torch.equal(first, WEIGHT)
 
-    def test_only_once(self) -> None:
+    def test_each_model_once(self) -> None:
         with hocket.join() as team:
             model = linear()
             team.prepare(model, sgd(model.parameters()))
-            with pytest.raises(hocket.UserError, match="once; join again"):
+            with pytest.raises(hocket.UserError, match="has this model or optimizer already"):
                 team.prepare(model, sgd(model.parameters()))
 
     def test_lbfgs_with_several_gradients_a_step_is_refused(self) -> None:
@@ -249,7 +249,8 @@ class TestShard:
             with hocket.join() as team:
                 loader = team.shard(DATA, batch_size=4)
                 assert len(loader) == 2
-                return [self.seen(loader) for _ in range(2)]
+                with torch.no_grad():
+                    return [self.seen(loader) for _ in range(2)]
 
         for run in (on_threads, on_sim):
             parts = run(main, 3)
@@ -285,14 +286,6 @@ class TestShard:
         with_it, without = (on_threads(lambda _, v=v: main(v), 2)[0] for v in (True, False))
         assert torch.equal(with_it, without)
 
-    def test_an_iterable_dataset_is_refused(self) -> None:
-        class Endless(IterableDataset[int]):
-            def __iter__(self) -> Iterator[int]:
-                yield 1
-
-        with hocket.join() as team, pytest.raises(hocket.UserError, match="map-style"):
-            team.shard(Endless(), batch_size=1)
-
     @pytest.mark.parametrize("batch", [0, -1, 9])
     def test_a_batch_that_does_not_fit_the_shard_is_refused(self, batch: int) -> None:
         def main(_: Any) -> str:
@@ -303,11 +296,6 @@ class TestShard:
         assert (
             on_threads(main, 3) == [f"batch_size must be between 1 and a worker's shard of 8 samples, got {batch}"] * 3
         )
-
-    @pytest.mark.parametrize("option", ["shuffle", "sampler", "batch_sampler", "drop_last"])
-    def test_who_gets_what_is_not_the_users_choice(self, option: str) -> None:
-        with hocket.join() as team, pytest.raises(hocket.UserError, match=f"leave {option} out"):
-            team.shard(DATA, batch_size=4, **{option: None})
 
     def test_other_options_reach_the_loader(self) -> None:
         with hocket.join() as team:

@@ -33,6 +33,10 @@ def table(results: list[Result]) -> Table:
     serial = results[0]
     title = f"{serial.task}, {serial.epochs:g} epochs, engine {serial.engine}, 2 workers (serial: 1)"
     found = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    found.caption = (
+        "speedup: samples/s to serial's, whatever the accuracy; hocket compare takes the time to an accuracy"
+    )
+    found.caption_justify = "left"
     for column in ("strategy", "seconds", "samples/s", "speedup", "test accuracy", "bytes sent"):
         found.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
     for r in results:

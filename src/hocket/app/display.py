@@ -60,7 +60,7 @@ class Plain:
         self.note(f"step {step}/{self._steps} ({done}), {rate:,.0f} samples/s{self._metric}")
 
     def metric(self, name: str, value: float | None, loss: float | None) -> None:
-        self._metric = f", loss {_number(loss)}, test {name} {_number(value)}"
+        self._metric = f", loss {_number(loss)}, {name} {_number(value)}"
 
     def note(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ class Terminal:
         self._progress.update(self._bar, completed=mean_step(statuses))
         name, value, loss = self._metric
         lines = Table.grid(padding=(0, 2))
-        lines.add_row("loss", loss, f"test {name}", value, f"{rate:,.0f} samples/s")
+        lines.add_row("loss", loss, name, value, f"{rate:,.0f} samples/s")
         workers = Table.grid(padding=(0, 2))
         for r, status in enumerate(statuses[:MAX_LINES]):
             workers.add_row(

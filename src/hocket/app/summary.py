@@ -28,7 +28,8 @@ def summary(result: Result) -> None:
         ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),
-        (f"test {result.metric}", number(result.test_metric)),
+        *((f"test {name}", number(value)) for name, value in result.metrics.items()),
+        *_validation(result),
         ("bytes sent", f"{result.bytes_sent:,}"),
     ]
     rows += _asynchrony(result)
@@ -44,6 +45,20 @@ def summary(result: Result) -> None:
         parts = ", ".join(f"{worker[k]:.2f} s {_IN_WORDS.get(k, k)}" for k in TIMES if worker[k])
         batches = f"{worker['steps']:,} batches, " if result.shared else ""  # each takes as many as it can
         print(f" worker {r}: {batches}{parts}")
+
+
+def _validation(result: Result) -> list[tuple[str, str]]:
+    """What the run went by, where that was not the test samples; and its best, where that was not the end."""
+    rows = []
+    if result.looks_at == "validation":
+        found = {"loss": result.validation_loss} | result.validation_metrics
+        rows = [(f"validation {name}", "–" if value is None else f"{value:.4f}") for name, value in found.items()]
+    if result.best is not None and result.best["epoch"] != result.epochs:
+        value, epoch = result.best["metric"], result.best["epoch"]
+        rows.append(
+            ("best", f"{result.looks_at} {result.metric} {value:.4f} after {epoch:g} epoch{'s' * (epoch != 1)}")
+        )
+    return rows
 
 
 def _asynchrony(result: Result) -> list[tuple[str, str]]:

@@ -75,6 +75,10 @@ class Comm(Protocol):
 
     def split(self, color: int, key: int = 0) -> Comm: ...
 
+    @property
+    def native(self) -> Comm:
+        """The same ranks by the engine's library alone, where the engine has something better for ranks of one host."""
+
     def counter(self) -> Counter: ...
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
@@ -97,6 +101,8 @@ class Rank:
     """What its engine can do for a strategy; see `Strategy.needs`."""
     brake: Brake = field(default_factory=Brake)
     """Where the rank hears that the run shall be saved, or end."""
+    engine: str = ""
+    """What its engine is called, for the record."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

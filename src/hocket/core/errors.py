@@ -21,7 +21,10 @@ class DeadlineExceeded(CommError, TimeoutError):
     """A wait ran past its deadline. Names the rank that waits, for whom, in which operation, since when."""
 
     def __init__(self, rank: int, operation: str, peers: str, seconds: float) -> None:
-        super().__init__(f"rank {rank} waited {seconds:.1f} s in {operation} for {peers}; gave up at the deadline")
+        super().__init__(
+            f"rank {rank} waited {seconds:.1f} s in {operation} for {peers}; gave up at the deadline (give it more "
+            f"with --deadline SECONDS, or deadline= in Python)"
+        )
         self.rank, self.operation, self.peers, self.seconds = rank, operation, peers, seconds
 
 

@@ -33,7 +33,7 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
         if train not in _kernels:
             _kernels[train] = compiled(task.build_model(plan.seed), task.loss, train)
         kernel = _kernels[train]
-    if kernel is None or plan.optimizer != "sgd" or plan.warmup:
+    if kernel is None or not plan.is_plain or task.on_step or task.on_epoch:
         return None
     if plan.momentum and not kernel.touches_all:
         raise UserError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.comm import Request
 from hocket.core.message import Message
-from hocket.core.replica import Replica
-from hocket.drivers.gradients import EVALUATED, Ready
-from hocket.layouts.mesh import Layout
-from hocket.layouts.schedules import actions, pieces
+from hocket.drivers.gradients import EVALUATED, Ready, Source, casting
+from hocket.drivers.plan import Plan
+from hocket.layouts.microbatches import actions, pieces
+from hocket.layouts.placing import Placed
+from hocket.layouts.portion import Portion
 from hocket.measure.sometimes import Sometimes
 from hocket.tasks import SampleSet, Task
 
@@ -30,27 +32,32 @@ class Pipelined:
     """It charges the clock itself, micro-batch by micro-batch."""
 
     def __init__(
-        self, task: Task, replica: Replica, train: SampleSet, layout: Layout, comm: Sometimes,
-        within: Sometimes, clock: Clock, batch: int,
-    ) -> None:  # fmt: skip
-        self.replica = replica
-        self._task, self._train, self._layout, self._batch = task, train, layout, batch
+        self, plan: Plan, task: Task, placed: Placed, train: SampleSet, comm: Sometimes, within: Sometimes, clock: Clock
+    ) -> None:
+        self.replica = placed.replica
+        self.portion: Portion = placed.portion
+        self.train: Source = train
+        self._task, self._layout, self._batch, self._autocast = task, plan.made_layout, plan.batch, plan.autocasts
         self._comm, self._within, self._clock = comm, within, clock
-        self._module, self._device = replica.model, replica.x.device
+        self._module, self._device = self.replica.model, self.replica.x.device
         self._stage, self._last = comm.rank, comm.size - 1
         self.in_flight = 0
         """Micro-batches that were on their way at once in this stage, at the most."""
         self._busy_s = self._steps_s = 0.0
         self._module.train()
 
-    def measured(self) -> dict[str, float]:
+    def measured(self) -> dict[str, Any]:
         """Of this stage: the share of its steps in which it did not compute, and what was in flight at the most."""
         bubble = 1 - self._busy_s / self._steps_s if self._steps_s else 0.0
-        return {"bubble": bubble, "in_flight": self.in_flight}
+        return {"pipeline": {"bubble": bubble, "in_flight": self.in_flight}}
+
+    def _cast(self) -> AbstractContextManager[None]:
+        return casting(self._device, self._autocast)
 
     def compute(self, index: Tensor, ready: Ready | None) -> Tensor | None:
-        self.replica.g.zero_()
+        self.replica.zero_grad()
         loss = self._step(index) if len(index) else None
+        self.replica.collect_odd()
         if ready is not None:
             for part in self.replica.parts:
                 ready(part)
@@ -66,8 +73,8 @@ class Pipelined:
             part = parts[i]
             share = len(part) / self._batch / layout.ranks
             if way == "there":
-                x = self._train.take(part)[0].to(self._device) if self._stage == 0 else self._received(-1)
-                with self._busy(THERE * share):
+                x = self.train.take(part)[0].to(self._device) if self._stage == 0 else self._received(-1)
+                with self._busy(THERE * share), self._cast():
                     y = self._module(x)
                     if self._stage == self._last:
                         y = self._loss(y, part) * (len(part) / len(index))
@@ -97,7 +104,7 @@ class Pipelined:
         self._busy_s += self._clock.now() - began
 
     def _loss(self, output: Tensor, index: Tensor) -> Tensor:
-        return self._task.loss(output, self._train.take(index)[1].to(self._device))
+        return self._task.loss(output, self.train.take(index)[1].to(self._device))
 
     def _told(self, loss: Tensor) -> Tensor:
         """The loss of the last stage, to all: for the record, so it neither counts nor takes time."""
@@ -117,9 +124,9 @@ class Pipelined:
         return msg.tensors[0].requires_grad_(bool(msg.ints[0]))
 
     def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
-        sums = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(1 + len(self._task.measures), dtype=torch.float64)
         self._module.eval()
-        with torch.no_grad(), self._comm.uncounted(), self._within.uncounted():
+        with torch.no_grad(), self._comm.uncounted(), self._within.uncounted(), self._cast():
             for chosen in torch.split(index, EVALUATED):
                 if len(chosen):
                     self._look(samples, chosen, sums)
@@ -136,5 +143,9 @@ class Pipelined:
             self._send(1, y).wait()
             return
         targets = targets.to(self._device)
-        sums[0] += float(self._task.loss(y, targets)) * len(chosen)
-        sums[1] += float(self._task.metric(y, targets)) * len(chosen)
+        for at, measure in enumerate([self._task.loss, *self._task.measures.values()]):
+            sums[at] += float(measure(y, targets)) * len(chosen)
+
+    def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
+        """No rank has a model to call it with; a task that asks for it is refused before."""
+        return {}

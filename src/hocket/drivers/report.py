@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from safetensors.torch import save
@@ -10,6 +11,9 @@ from torch import Tensor
 from hocket.core.serving import Server
 from hocket.drivers.session import Session
 from hocket.measure.meter import Totals
+
+ABOUT_BEST = "best"
+"""Where in the header of a model's file it says when that was the best one."""
 
 
 def report(session: Session, seconds: float) -> dict[str, Any]:
@@ -76,6 +80,7 @@ def _shared_vector(session: Session) -> dict[str, Any]:
     }
 
 
-def model_bytes(state: dict[str, Tensor]) -> bytes:
-    """A model's state dict as a safetensors file."""
-    return bytes(save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}))
+def model_bytes(state: dict[str, Tensor], best: dict[str, float] | None = None) -> bytes:
+    """A model's state dict as a safetensors file; of the best model with its step, epoch and metric in the header."""
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+    return bytes(save(tensors, {ABOUT_BEST: json.dumps(best)} if best else None))

@@ -10,10 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.compress import Compressor, Identity
+from hocket.compress.averaging import CompressedMeans
+from hocket.compress.channel import Compressed
+from hocket.compress.memory import Memory
 from hocket.core.comm import Comm, Rank
 from hocket.core.forward import Mailbox, OnDevice
-from hocket.core.message import Message
+from hocket.core.means import Mean, weighted_mean
+from hocket.core.message import Message, Seal, as_it_is
 from hocket.core.replica import Gradient, Replica
+from hocket.core.seeds import generators, restore_generators
 from hocket.core.serving import Frame, Server, parts
 from hocket.core.sharing import Sharing
 from hocket.core.state import Kept, moved, refill
@@ -43,6 +49,7 @@ class Session:
         seed: int,
         device: torch.device,
         trace: Trace | None = None,
+        compressor: Compressor | None = None,
         everyone: Comm | None = None,
     ) -> None:
         self.rank, self.strategy, self.workers, self._seed = rank, strategy, workers, seed
@@ -57,8 +64,12 @@ class Session:
         self._mail = Mailbox(self._on_device(self.group))
         self.comm = self._metered(self._mail)
         self.world = self._metered(self._on_device(rank.comm)) if strategy.server_ranks() else self.comm
+        self.meeting: Comm = self.comm if everyone is None else self.beside(everyone)
+        """All who train, and what is said counts as the strategy's does."""
         self.compile_s = 0.0
         self._kept = Kept()
+        compresses = compressor is not None and not isinstance(compressor, Identity)
+        self._memory = Memory(compressor, self._kept, seed, rank.comm.rank) if compressor and compresses else None
 
     def _on_device(self, comm: Comm) -> Comm:
         return comm if self._device.type == "cpu" else OnDevice(comm, self._device)
@@ -78,8 +89,11 @@ class Session:
         self.portion = portion or AllOfIt(replica)
         self.rank.status.step = self.rank.status.samples = 0
         with self.rank.clock.paused():
+            if self._memory is not None:
+                self._memory.warm_up()
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
+            replica.spread()
             self.rank.comm.barrier()
             all_ranks = self.rank.comm if self.everyone is self.group else self.everyone
             ahead = ahead_s(all_ranks, self.rank.clock)
@@ -96,9 +110,13 @@ class Session:
         """Make the worker; `start` follows. `batch` is a full one's samples, where that is known; `sharing` takes the
         place of the strategy's own."""
         self.optimizer = optimizer
+        comm, seal = self._compressed(self.comm)
+        world, _ = self._compressed(self.world)
+        mixing = 1.0 if self._memory is None else self._memory.scheme.mixing
         self.worker = worker = Worker(
-            self.comm, self.rank.clock, self.replica, optimizer, self._seed, optimizer_step,
-            self.world, self._kept, self._served, batch,
+            comm, self.rank.clock, self.replica, optimizer, self._seed,
+            self.replica.stepping(optimizer, optimizer_step), world, self._kept, self._served, batch,
+            self._mean(), seal, mixing,
         )  # fmt: skip
         sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:
@@ -108,6 +126,18 @@ class Session:
             self.rank.status.operation = "compute"
             self.compile_s += time.perf_counter() - began
         return worker
+
+    def _compressed(self, comm: Comm) -> tuple[Comm, Seal]:
+        if self._memory is None:
+            return comm, as_it_is
+        compressed = Compressed(comm, self._memory, self.replica.x.dtype)
+        return compressed, compressed.seal
+
+    def _mean(self) -> Mean:
+        if self._memory is None:
+            return weighted_mean
+        shapes = [p.shape for p in self.replica.parameters]
+        return CompressedMeans(self._memory, self.replica.x, shapes, self.optimizer)
 
     def start(self) -> None:
         """Start the strategy, up to the first gradient that it asks for."""
@@ -121,6 +151,7 @@ class Session:
         status.step = worker.step
         status.samples += int(g.samples)
         self._steps.send(g)
+        self.replica.spread()
 
     def count(self, steps: int, samples: int) -> None:
         """Steps that were taken elsewhere, in compiled code."""
@@ -129,10 +160,13 @@ class Session:
         self.rank.status.samples += samples
 
     def end(self) -> None:
-        """The farewell: the strategy ends, and everyone has one model."""
+        """The farewell: the strategy ends, and everyone has one model. What is said last is said exactly."""
+        if self._memory is not None:
+            self._memory.exactly = True
         try:
             self._steps.send(None)
         except StopIteration:
+            self.replica.spread()
             return
         raise AssertionError("a strategy must end when it is sent None")
 
@@ -158,12 +192,15 @@ class Session:
         def load(packed: Tensor) -> None:
             self._load_common(unpack_state(packed))
 
+        step = self.replica.stepping(optimizer, step)
+
         def count() -> None:
             step()
             rank.status.step += 1
 
         frame = Frame(show, save, load)
-        server = Server(self.world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept)
+        world, seal = self._compressed(self.world)
+        server = Server(world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept, seal)
         self.strategy.server(server)
         return server
 
@@ -252,6 +289,7 @@ class Session:
         self.rank.status.step, self.rank.status.samples = state["step"], state["samples"]
         refill(self.replica.values, state["replica"])
         refill(self.replica.rest(), state["rest"])
+        self.replica.spread()
         self.optimizer.load_state_dict(state["optimizer"])
         self._kept.load(state["kept"], self._device)
         refill(self.totals, state["totals"])
@@ -260,7 +298,7 @@ class Session:
 
     def _worker_state(self) -> dict[str, Any]:
         worker = self.worker
-        random = {"global": torch.get_rng_state(), "own": worker.rng, "common": worker.common_rng}
+        random = generators() | {"own": worker.rng, "common": worker.common_rng}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         return self._common_state() | {
@@ -282,10 +320,11 @@ class Session:
             worker.shared.load_state(state["shared"])
 
     def load_random(self, state: dict[str, Any]) -> None:
-        """Set torch's own generators, and the clock, to where they were: the last thing before training goes on."""
+        """Set the generators that user code draws from, and the clock, to where they were: the last thing before
+        training goes on."""
         random = state["random"]
         if "global" in random:
-            torch.set_rng_state(random["global"])
+            restore_generators(random)
         if "cuda" in random and self._device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], self._device)
         self.rank.clock.restore(state["clock"])

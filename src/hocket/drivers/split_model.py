@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from hocket.core.clock import RealClock
 from hocket.core.comm import Rank
 from hocket.core.errors import UserError
-from hocket.core.replica import Replica
-from hocket.drivers.gradients import Gradients, WholeModel
+from hocket.drivers.gradients import WholeModel
 from hocket.drivers.pipelined import Pipelined
+from hocket.drivers.plan import Plan
 from hocket.drivers.session import Session
 from hocket.layouts.mesh import Layout, Mesh
-from hocket.layouts.placing import place
-from hocket.layouts.portion import Portion
+from hocket.layouts.placing import Placed, place
 from hocket.measure.sometimes import Sometimes
 from hocket.optim import ELEMENTWISE
 from hocket.strategies import Strategy
@@ -47,38 +46,42 @@ def seat(rank: Rank, mesh: Mesh) -> Rank:
 class SplitModel(WholeModel):
     """A model that talks to its other parts while it computes, and otherwise looks like a whole one."""
 
-    def __init__(self, task: Task, replica: Replica, train: SampleSet, comm: Sometimes, ranks: int) -> None:
-        super().__init__(task, replica, train, work=1 / ranks)
+    def __init__(self, plan: Plan, task: Task, placed: Placed, train: SampleSet, comm: Sometimes) -> None:
+        super().__init__(task, placed.replica, train, piece=plan.piece, autocast=plan.autocasts)
+        self.portion, self.work = placed.portion, 1 / plan.made_layout.ranks
         self._comm = comm
 
     def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
         with self._comm.uncounted():
-            return super().evaluate(samples, index)
+            sums = super().evaluate(samples, index)
+            self._comm.broadcast(sums)  # all ranks of the model go by what the first one found
+        return sums
+
+    def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
+        with self._comm.uncounted():
+            found = super().evaluate_whole(samples)
+            values = torch.tensor(list(found.values()), dtype=torch.float64)
+            if found:
+                self._comm.broadcast(values)
+        return dict(zip(found, values.tolist(), strict=True))
 
 
 def split_gradients(
-    session: Session,
-    mesh: Mesh,
-    task: Task,
-    model: nn.Module,
-    train: SampleSet,
-    device: torch.device,
-    batch: int,
-) -> tuple[Gradients, Portion]:
-    """Where this rank's gradients come from, and what it has of the model."""
+    session: Session, mesh: Mesh, plan: Plan, task: Task, train: SampleSet, device: torch.device
+) -> SplitModel | Pipelined:
+    """Where this rank's gradients come from."""
     comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
     with clock.paused(), comm.uncounted():
-        tried = train.take(torch.arange(min(batch, len(train))))[0]
+        tried = train.take(torch.arange(min(plan.batch, len(train))))[0]
+        model = task.build_model(plan.seed)
         placed = place(model, mesh, comm, device, tried, timed=isinstance(clock, RealClock))
     if mesh.layout.pipeline == 1:
-        return SplitModel(task, placed.replica, train, comm, mesh.layout.ranks), placed.portion
+        return SplitModel(plan, task, placed, train, comm)
     between = Sometimes(session.beside(mesh.stages), mesh.stages)
-    return Pipelined(task, placed.replica, train, mesh.layout, between, comm, clock, batch), placed.portion
+    return Pipelined(plan, task, placed, train, between, comm, clock)
 
 
-def split_for_a_loop(
-    session: Session, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Replica, Portion]:
+def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer: torch.optim.Optimizer) -> Placed:
     """This rank's part of a model that the user's loop trains; the optimizer gets its parameters in place of all."""
     if mesh.layout.pipeline > 1:
         raise UserError("a pipeline takes its batches apart, which a loop of your own cannot; use hocket.fit for it")
@@ -89,9 +92,9 @@ def split_for_a_loop(
         raise UserError(f"optimizer {name} may look at whole layers, and a layout splits them; use SGD or Adam")
     names = {id(p): name for name, p in model.named_parameters()}
     groups = [[names[id(p)] for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
-    placed = place(model, mesh, session.beside(mesh.within), next(model.parameters()).device)
+    placed = place(model, mesh, within, next(model.parameters()).device)
     own = dict(zip(map(placed.portion.name_of, placed.replica.names), placed.replica.parameters, strict=True))
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [own[name] for name in wanted]
     placed.portion.optimized = [name for wanted in groups for name in wanted]
-    return placed.replica, placed.portion
+    return placed

@@ -1,276 +1,275 @@
-"""The user's own PyTorch loop under a strategy: `with hocket.join(...) as team`."""
+"""The workers that train together in a loop of the user's own, as one of them sees it."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import sys
-import time
-import traceback
-import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
-from hocket import optim
-from hocket.core.comm import Rank
-from hocket.core.environment import inside_mpi, inside_torchrun
-from hocket.core.errors import UserError
-from hocket.core.replica import Gradient, Replica
-from hocket.core.shard import Shards
-from hocket.core.status import Status
-from hocket.core.weight import Weight
+from hocket.compress import Compressor, Identity
+from hocket.core.comm import Comm, Counter, Rank
+from hocket.core.errors import CommError, UserError
+from hocket.core.replica import Replica
+from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
-from hocket.drivers.loader import ShardLoader
+from hocket.drivers.fitting import check, for_workers
+from hocket.drivers.loader import Loader, make_loader
+from hocket.drivers.outcome import Outcome
+from hocket.drivers.prepared import Prepared, check_optimizer
 from hocket.drivers.session import Session
-from hocket.drivers.split_model import check_layout, seat, split_for_a_loop
-from hocket.engines import mpi
-from hocket.engines import torch as torch_engine
-from hocket.engines.catalogue import DEADLINE_S, engine
-from hocket.engines.local import LocalComm, current
-from hocket.engines.threads import ThreadWorld
-from hocket.layouts.mesh import Layout, Mesh
+from hocket.drivers.split_model import seat, split_for_a_loop
+from hocket.drivers.talk import Talk
+from hocket.drivers.watch import compare_replicas
+from hocket.layouts.mesh import Mesh
+from hocket.layouts.portion import AllOfIt
+from hocket.measure.meter import Metered, Totals
+from hocket.measure.result import Result
+from hocket.measure.sometimes import Sometimes
+from hocket.measure.trace import Trace
 from hocket.strategies import Strategy
-from hocket.strategies import strategy as strategies
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
+V = TypeVar("V")
 
 
-@contextmanager
-def join(
-    strategy: str = "allreduce", *, layout: str = "", seed: int = 0, deadline: float = DEADLINE_S
-) -> Iterator[Team]:
-    """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
+class Team(Talk):
+    """`hocket.join` makes it. Methods that make the workers meet say so; all of them call those equally often."""
 
-    `layout` splits the model over ranks, such as `tensor=2`; a worker is then all ranks that have parts of one model.
-
-    A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
-    there when the others are done.
-    """
-    chosen = strategies.make(strategy)
-    threads = torch.get_num_threads()
-    rank, abort = _find_rank(deadline)
-    if missing := chosen.needs - rank.offers:
-        able = " or ".join(name for name in engine if chosen.needs <= engine[name].offers)
-        raise UserError(f"strategy {chosen.name} needs {', '.join(sorted(missing))}; start the ranks on engine {able}")
-    workers = rank.comm.size - chosen.server_ranks()
-    if workers < 1:
-        raise UserError(
-            f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
-            f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
-        )
-    how = Layout.parse(layout)
-    check_layout(how, chosen)
-    if layout:
-        how = how.over(workers)
-        workers = how.data
-    chosen.check(workers)
-    team = Team(rank, chosen, workers, seed, Mesh(rank.comm, how) if how.ranks > 1 else None)
-    try:
-        yield team
-        team.finish()
-    except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            raise
-        if abort is not None and rank.comm.size > 1:
-            where = f"rank {rank.comm.rank} failed in {rank.status.operation}: {type(error).__name__}: {error}"
-            print(f"hocket: {where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            time.sleep(0.2)  # let the launcher pass the message on before everything ends
-            abort()
-        raise
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
-    """This process's or thread's place, and how to end all ranks where nobody else would."""
-    found: Rank | None = getattr(current, "rank", None)
-    if found is not None:
-        return found, None
-    world = ThreadWorld(1, deadline)
-
-    def tell(kind: str, data: dict[str, Any], blob: bytes) -> None:
-        pass
-
-    torch.set_num_threads(1)  # a worker has one, however many there are
-    if inside_torchrun():
-        offers = torch_engine.TorchDistributed.offers
-        return Rank(torch_engine.connect(deadline), world.clock(0), tell, Status(), offers), torch_engine.abort
-    if inside_mpi():
-        return Rank(mpi.connect(deadline), world.clock(0), tell, Status(), mpi.Mpi.offers), mpi.abort
-    return Rank(LocalComm(world, 0, [0], 0), world.clock(0), tell, Status(), world.offers), None
-
-
-class Team:
-    """The workers that train together, as one of them sees it."""
-
-    def __init__(self, rank: Rank, strategy: Strategy, workers: int, seed: int, mesh: Mesh | None = None) -> None:
-        self._rank, self._strategy, self._seed, self._mesh = rank, strategy, seed, mesh
-        self._session: Session | None = None
-        self._samples: float | None = None
-        self._loaders: list[ShardLoader] = []
-        self._ended = False
+    def __init__(
+        self,
+        rank: Rank,
+        strategy: Strategy,
+        text: str,
+        workers: int,
+        seed: int,
+        compressor: Compressor,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._strategy, self._seed, self._compressor, self._mesh = strategy, seed, compressor, mesh
+        self._rank = seat(rank, mesh) if mesh else rank
+        self._prepared: list[Prepared] = []
+        self._loaders: list[Loader] = []
+        self._left = False
+        self._totals = Totals()
         self.size = workers
         """How many workers there are."""
         self.rank = rank.comm.rank
-        """This worker's number; rank 0 is the one to print and save. Servers have numbers behind the workers'."""
+        """This rank's number; rank 0 is the one to print and save. It is the worker's, unless a model is split: then a
+        worker is several ranks. Servers have numbers behind the workers'."""
+        self.worker = self._rank.comm.rank
+        """This worker's number, which all ranks with parts of its model have."""
+        self.is_server = self.worker >= workers
+        self._workers: Comm | None = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
+        self._outcome = Outcome(self._rank, strategy, text, workers, seed, mesh.layout if mesh else None)
+
+    @property
+    def comm(self) -> Comm:
+        """Messages and collectives among the workers, for a program that is parallel by itself; nothing that a
+        strategy sends can come between. Made when it is first asked for, by all workers together."""
+        if self._workers is None:
+            self._workers = self._rank.comm.split(0)
+        if not isinstance(self._workers, Metered):
+            rank = self._rank
+            self._workers = Metered(self._workers, rank.clock, rank.status, Trace(0), self._totals)
+        return self._workers
+
+    def everyone(self) -> Comm:
+        """Before `prepare`, servers run the user's script too."""
+        return self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.comm
 
     @property
     def bytes_sent(self) -> int:
         """What this worker has sent so far."""
-        return self._session.totals.bytes_sent if self._session else 0
+        return self._totals.bytes_sent + sum(one.session.totals.bytes_sent for one in self._prepared)
+
+    # Training
 
     def prepare(self, model: M, optimizer: O) -> tuple[M, O]:
-        """Bring model and optimizer under the strategy. Everyone starts from rank 0's weights.
+        """Bring a model and its optimizer under the strategy. Everyone starts from rank 0's weights and optimizer.
 
-        A server rank serves here until all workers are done; then its script ends.
+        Call it again for further models, each with an optimizer of its own. From the first call on, the random numbers
+        of torch, NumPy and Python differ from worker to worker. A server rank serves here until all workers are done;
+        then its script ends. Where a model is split, the model that is returned is this rank's part.
         """
-        if self._session is not None:
-            raise UserError("team.prepare takes one model and one optimizer, once; join again for another")
-        _check_optimizer(optimizer, servers=self._strategy.server_ranks())
-        if self._mesh is not None:
-            return self._prepare_part(self._mesh, model, optimizer)
-        replica = Replica(model)
-        session = Session(self._rank, self._strategy, self.size, self._seed, replica.x.device)
-        session.begin(replica)
-        if session.is_server:
-            _serve(session, replica, optimizer)
+        if self._prepared and self._strategy.server_ranks():
+            raise UserError(
+                f"servers serve one model: with strategy {self._strategy.name}, team.prepare takes one model and one "
+                f"optimizer, once; use another strategy for several"
+            )
+        if any(model is one.model or optimizer is one.optimizer for one in self._prepared):
+            raise UserError("team.prepare has this model or optimizer already; call it once for each pair")
+        check_optimizer(model, optimizer, servers=self._strategy.server_ranks())
+        self._compressor.check_model([p.shape for p in model.parameters() if p.requires_grad])
+        prepared = self._bring_under(model, optimizer)
+        prepared.begin()
+        rank = self._rank
+        if self.is_server:
+            began_s = rank.clock.now()
+            self._outcome.tell_of_server(prepared.session, prepared.serve(), began_s)
             raise SystemExit(0)
-        self._session = session
-        self._take_over(session, replica, optimizer)
-        return model, optimizer
+        prepared.work()
+        self._prepared.append(prepared)
+        if len(self._prepared) == 1:
+            with rank.clock.paused():
+                self.comm.barrier()  # made here, before anybody leaves; and ranks that are threads share generators
+                seed_everything(stream(self._seed, "model", self.worker))
+            self._outcome.begin(prepared)
+        return cast(M, prepared.model), optimizer
 
-    def _prepare_part(self, mesh: Mesh, model: M, optimizer: O) -> tuple[M, O]:
-        """The same with a model that is split; what is returned may be another module."""
-        rank, device = seat(self._rank, mesh), next(model.parameters()).device
-        session = Session(rank, self._strategy, self.size, self._seed, device, everyone=mesh.everyone)
-        replica, portion = split_for_a_loop(session, mesh, model, optimizer)
-        session.begin(replica, portion)
-        self._session = session
-        self._take_over(session, replica, optimizer)
-        return cast(M, replica.model), optimizer
+    def _bring_under(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
+        """The whole model or, with a layout, this rank's part of it."""
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        rank, mesh = self._rank, self._mesh
+        if self._prepared:  # what one model's strategy says must not reach another's
+            rank = dataclasses.replace(rank, comm=rank.comm.split(0))
+        everyone = mesh.everyone if mesh else None
+        session = Session(rank, self._strategy, self.size, self._seed, device, None, self._compressor, everyone)
+        if mesh is None:
+            replica = Replica(model)
+            return Prepared(session, replica, AllOfIt(replica), optimizer)
+        within = Sometimes(session.beside(mesh.within), mesh.within)
+        with rank.clock.paused():
+            placed = split_for_a_loop(mesh, within, model, optimizer)
+        return Prepared(session, placed.replica, placed.portion, optimizer, within)
 
-    def clip_grad_norm(self, max_norm: float) -> float:
-        """Scale this worker's gradient down to a norm, if it is longer; returns what it was.
-
-        The norm is the whole model's, also where it is split: all ranks call it together, before the step.
-        """
-        session = self._prepared("clip_grad_norm")
-        session.replica.collect()
-        norm = math.sqrt(float(session.portion.square(session.replica.g)))
-        if norm > max_norm:
-            session.replica.g.mul_(max_norm / norm)
-        return norm
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's, on rank 0, also where it is split; all ranks of a model call it together."""
-        return self._prepared("state_dict").portion.state_dict()
-
-    def _take_over(self, session: Session, replica: Replica, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer stays the user's object, so that schedulers and checkpoints go on working."""
-        original = optimizer.step
-        loss: list[Any] = [None]
-        needs_closure = isinstance(optimizer, torch.optim.LBFGS)
-
-        def original_step() -> object:
-            return original(lambda: loss[0]) if needs_closure else original()
-
-        session.work(optimizer, original_step)
-        session.start()
-        gradient = Gradient(replica.g, Weight())
-
-        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            self._rank.status.stop()
-            if self._ended:
-                raise UserError("the team has ended; call optimizer.step() inside the 'with hocket.join(...)' block")
-            if closure is not None:
-                with torch.enable_grad():
-                    loss[0] = closure()
-            replica.collect()
-            gradient.weight = Weight(1.0 if self._samples is None else self._samples, None)
-            self._samples = None
-            self._rank.clock.charge(1.0)
-            if session.worker.on_part is not None:
-                for part in replica.parts:  # backward is the user's: all are complete by now
-                    session.worker.on_part(part)
-            session.step(gradient)
-            return loss[0]
-
-        def zero_grad(_: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-            replica.collect()
-            replica.g.zero_()
-
-        # A scheduler that was made before has wrapped `original`, and looks for its mark.
-        if hasattr(original, "_wrapped_by_lr_sched"):
-            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
-
-    def shard(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
+    def shard(self, dataset: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
         """A DataLoader over this worker's part of the data, shuffled anew each epoch.
 
-        `batch_size` is each worker's; `options` go to DataLoader (num_workers, collate_fn, ...).
+        `batch_size` is each worker's. `shuffle=False`, `drop_last=True` and `sampler` mean what they mean to a
+        DataLoader, of all workers' batches together; other options go to it (num_workers, collate_fn, ...). Where
+        workers do not wait for each other, batches come from one pool: who is fast takes more of them.
         """
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise UserError("team.shard needs a dataset with a length (map-style); an IterableDataset has none")
-        samples = len(dataset)
-        if not 1 <= batch_size <= samples // self.size:
-            raise UserError(
-                f"batch_size must be between 1 and a worker's shard of {samples // self.size} samples, got {batch_size}"
-            )
-        for name in ("shuffle", "sampler", "batch_sampler", "drop_last"):
-            if name in options:
-                raise UserError(f"team.shard chooses the samples itself; leave {name} out")
-        shards = Shards(samples, self.size, batch_size, self._seed)
-        share = self.rank if self._mesh is None else self._mesh.data.rank
-        loader = ShardLoader(self, dataset, shards, share % self.size, batch_size, options)
+        loader: Any = make_loader(self, dataset, batch_size, self.size, self.worker % self.size, self._seed, options)
         self._loaders.append(loader)
-        return loader
+        found: DataLoader[Any] = loader  # one of a stream is iterated like it
+        return found
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass over each of the loaders be this epoch's: its order follows from seed and epoch."""
+        for loader in self._loaders:
+            loader.set_epoch(epoch)
 
     def saw(self, samples: int) -> None:
         """Count samples towards the weight of the next gradient; `shard`'s loader does it for you."""
-        self._samples = (self._samples or 0.0) + samples
+        for one in self._prepared:
+            one.unweighed = (one.unweighed or 0.0) + samples
 
     def forget(self) -> None:
         """Drop what was counted since the last step."""
-        self._samples = None
+        for one in self._prepared:
+            one.unweighed = None
+
+    def counter(self, given: int) -> Counter | None:
+        """For a loader: what batches are drawn from where workers do not wait for each other."""
+        if self._strategy.lockstep or not self._prepared:
+            return None
+        group = self._prepared[0].session.group
+        with self._rank.clock.paused():
+            counter = group.counter()
+            if self.rank == 0:
+                counter.take(given)
+            group.barrier()
+        return counter
+
+    def clip_grad_norm_(
+        self, parameters: Tensor | Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    ) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_, of the gradient that the optimizer will see at the next step: the mean
+        over the workers under a strategy that averages gradients, else this worker's own.
+
+        The norm that it returns is filled in by `optimizer.step()`.
+        """
+        chosen: list[Any] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        for one in self._prepared:
+            if one.holds([p for p in chosen if p.requires_grad]):
+                return one.clip([p for p in chosen if p.requires_grad], max_norm, norm_type)
+        raise UserError("team.clip_grad_norm_ takes parameters of one prepared model; call team.prepare first")
+
+    def average(self) -> None:
+        """Replace all replicas by their mean, now. The workers meet."""
+        for one in self._all_prepared("average"):
+            with self.named("average"):
+                one.session.worker.average_replicas()
+                one.replica.spread()
+
+    def evaluate(self, fn: Callable[..., V]) -> V:
+        """`fn(model)`, with the values that the strategy would return if the block ended now; outside the clock.
+
+        Of several models it gets all. They are in eval mode, and no gradients are kept. A number, or a dict of
+        numbers, becomes a point of the result's learning curve. The workers meet, unless what counts lies in one
+        place, such as on a server.
+        """
+        prepared = self._all_prepared("evaluate")
+        with self.named("evaluate"), self._aside() as now, ExitStack() as stack:
+            for one in prepared:
+                stack.enter_context(one.replica.holding(one.returned()))
+                stack.enter_context(one.uncounted())
+                stack.enter_context(_evaluating(one.model))
+            with torch.no_grad():
+                value = fn(*(one.model for one in prepared))
+        self._outcome.record(value, now, self._loaders)
+        return value
+
+    @contextmanager
+    def _aside(self) -> Iterator[float]:
+        """Outside the clock, from where workers go on as far apart as they came."""
+        clock, everyone = self._rank.clock, self._prepared[0].session.everyone
+        now = clock.now()
+        with clock.paused():
+            times = torch.tensor([-now, now], dtype=torch.float64)
+            if self._strategy.lockstep:
+                everyone.all_reduce(times, "max")
+            yield float(times[1])
+            ranks = everyone.size if self._strategy.lockstep else 1
+            clock.come_back(now, -float(times[0]), ranks)
+
+    # Saving
 
     def save(self, path: str | Path, **more: Any) -> None:
-        """Save model, optimizer, strategy and the position in the data to one file; all workers call it together.
+        """Save models, optimizers, strategy and the position in the data to one file. The workers meet.
 
         `more` is saved too: objects with a `state_dict`, such as a scheduler, and plain values, such as an epoch.
         """
-        session = self._prepared("save")
+        prepared = self._all_prepared("save")
         values = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in more.items()}
-        driver = {"more": values, "loaders": [loader.position() for loader in self._loaders]}
-        with session.pause():
+        with self.named("save"), ExitStack() as stack:
+            for one in prepared:
+                stack.enter_context(one.session.pause())
+            driver = {"more": values, "loaders": [loader.position() for loader in self._loaders]}
             try:
-                states = session.gather(driver)
+                states = [state for one in prepared for state in one.session.gather(driver)]
             except TypeError as error:
                 raise UserError(f"team.save: {error}") from None
             if states and self.rank == 0:
-                about = self._about(session) | {"step": session.worker.step}
+                about = self._about() | {"step": prepared[0].session.worker.step}
                 checkpoint.write(Path(path), checkpoint.pack(about, states))
 
     def load(self, path: str | Path, **more: Any) -> dict[str, Any]:
-        """Go on from a file that `save` wrote; all workers call it together, after `prepare` and `shard`.
+        """Go on from a file that `save` wrote, after `prepare` and `shard`. The workers meet.
 
         Objects in `more` get the state that was saved under their name. Returns the plain values that were saved.
         """
-        session = self._prepared("load")
+        prepared = self._all_prepared("load")
         found = None
-        if session.rank.comm.rank == 0:
+        if self.worker == 0:
             found = checkpoint.read(Path(path))
-            checkpoint.check(Path(path), found.about, self._about(session))
-            found = checkpoint.for_workers(Path(path), found, self._about(session))
-        state = session.load(found)
-        session.load_random(state)
-        driver = state["driver"]
+            check(Path(path), found.about, self._about())
+            found = for_workers(Path(path), found, self._about())
+        ranks = self._rank.comm.size
+        states = []
+        for number, one in enumerate(prepared):
+            part = dataclasses.replace(found, states=found.states[number * ranks :][:ranks]) if found else None
+            states.append(one.session.load(part))
+        prepared[0].session.load_random(states[0])
+        driver = states[0]["driver"]
         for loader, position in zip(self._loaders, driver["loaders"], strict=False):
             loader.go_to(*position)
         for name, value in more.items():
@@ -279,37 +278,96 @@ class Team:
             value.load_state_dict(driver["more"][name])
         return {name: value for name, value in driver["more"].items() if name not in more}
 
-    def _about(self, session: Session) -> dict[str, Any]:
-        servers, parameters = self._strategy.server_ranks(), session.portion.parameters
-        name = type(session.optimizer).__name__
-        known = {"strategy": repr(self._strategy), "workers": self.size, "servers": servers}
-        return known | {"optimizer": name, "parameters": parameters}
+    def state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """A prepared model's, whole on rank 0 where it is split; None is the one that was prepared first. All ranks of
+        a model call it together."""
+        for one in self._all_prepared("state_dict"):
+            if model is None or model is one.model:
+                return one.portion.state_dict()
+        raise UserError("team.state_dict takes a model that team.prepare returned")
 
-    def _prepared(self, what: str) -> Session:
-        if self._session is None:
+    def _about(self) -> dict[str, Any]:
+        """What a checkpoint must agree in with what is trained here."""
+        servers, several = self._strategy.server_ranks(), len(self._prepared) > 1
+        names = [type(one.optimizer).__name__ for one in self._prepared]
+        counts = [one.portion.parameters for one in self._prepared]
+        strategy = repr(self._strategy)
+        if not isinstance(self._compressor, Identity):
+            strategy += f" with {self._compressor}"
+        known = {"strategy": strategy, "workers": self.size, "servers": servers}
+        marks = "+".join(one.portion.fingerprint() for one in self._prepared)
+        one_or_all = {"optimizer": names, "parameters": counts} if several else {}
+        return known | {"optimizer": names[0], "parameters": counts[0], "model": marks} | one_or_all
+
+    def _all_prepared(self, what: str) -> list[Prepared]:
+        if not self._prepared:
             raise UserError(f"call team.prepare before team.{what}")
-        return self._session
+        return self._prepared
+
+    # The end
 
     def finish(self) -> None:
-        """The farewell: the strategy ends, and everyone has one model."""
-        self._ended = True
-        if self._session is not None:
-            self._session.end()
+        """The farewell: the strategy ends, and everyone has one model, which is an ordinary one again."""
+        self._check_trained()
+        if self.is_server or self._left:
+            return
+        self._left = True
+        if not self._prepared:
+            return
+        if self._strategy.lockstep:
+            self._leave_together()
+        before = [one.replica.values.clone() for one in self._prepared]
+        for one in self._prepared:
+            one.end()
+        self._outcome.end(self._prepared, before, self._loaders)
+        for one in self._prepared:
+            with self._rank.clock.paused():
+                compare_replicas(one.session, one.replica, "at the end of the block")
+            one.release()
+        self._outcome.tell(self._name())
+
+    def _check_trained(self) -> None:
+        """Who has taken batches to train on, and no step that the strategy knows of, has trained alone."""
+        trained = any(loader.trained_on for loader in self._loaders)
+        if not trained or self.size == 1 or any(one.session.worker.step for one in self._prepared):
+            return
+        what = "call team.prepare(model, optimizer)" if not self._prepared else "step with the prepared optimizer"
+        raise UserError(
+            f"batches of team.shard were trained on, but no step went through the strategy, so each worker trained "
+            f"alone; {what}, or iterate under torch.no_grad() where nothing is trained"
+        )
+
+    def _leave_together(self) -> None:
+        """Where all take their steps together, nobody may leave before the others."""
+        steps = self._prepared[0].session.worker.step
+        self._rank.status.operation = "the end of the block"
+        try:
+            with self._rank.clock.free():
+                self.comm.barrier()
+        except CommError as error:
+            raise UserError(
+                f"rank {self.rank} has left the block after {steps} steps, and the others have not: every worker must "
+                f"call optimizer.step() equally often (was there a break, a return or an exit on one of them?)"
+            ) from error
+
+    def result(self) -> Result:
+        """What the training came to, as `fit` gives it; when the block has ended."""
+        if not self._left:
+            raise UserError("team.result() is there when the 'with hocket.join(...)' block has ended")
+        if not self._prepared:
+            raise UserError("team.result() is of a training; nothing was prepared with team.prepare")
+        return self._outcome.result(self._name())
+
+    def _name(self) -> str:
+        return Path(sys.argv[0]).stem
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, servers: int) -> None:
-    if not isinstance(optimizer, torch.optim.LBFGS):
-        return
-    if servers:
-        raise UserError("LBFGS needs the loss at every step, which a server does not have; use another optimizer")
-    group = optimizer.param_groups[0]
-    if group["max_iter"] != 1 or group["line_search_fn"] is not None:
-        raise UserError("LBFGS evaluates several gradients a step; use LBFGS(..., max_iter=1, line_search_fn=None)")
-
-
-def _serve(session: Session, replica: Replica, optimizer: torch.optim.Optimizer) -> None:
-    """A server steps as the user's optimizer would: with it, where it holds the whole model, else with parts of it."""
-    if session.group.size > 1:
-        optimizer = optim.of_part(optimizer, replica, session.span())
-    x, g = session.part_of(replica.x), session.part_of(replica.g)
-    session.serve(x, g, optimizer, optimizer.step)
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -53,6 +53,7 @@ class World(ABC):
     """The ranks of one run and what lies between them."""
 
     offers: ClassVar[frozenset[str]]
+    engine: ClassVar[str]
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -260,6 +261,10 @@ class LocalComm:
 
     def barrier(self) -> None:
         self._meet("barrier", None, 0, lambda parts: parts)()
+
+    @property
+    def native(self) -> LocalComm:
+        return self
 
     def split(self, color: int, key: int = 0) -> Comm:
         def combine(parts: list[tuple[int, int, int]]) -> list[tuple[int, list[int]]]:

@@ -38,7 +38,7 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
         comm = engine.connect(start["deadline"])
         link.tell("ready", {})
         status.operation = "start"
-        rank = Rank(comm, RealClock(), link.tell, status, engines[start["engine"]].offers, brake)
+        rank = Rank(comm, RealClock(), link.tell, status, engines[start["engine"]].offers, brake, start["engine"])
         local.current.rank = rank
         result = Program(start["function"], start["argument"])(rank)
         status.operation = "end"

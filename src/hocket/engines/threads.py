@@ -42,6 +42,7 @@ class ThreadWorld(World):
     """Ranks wait on condition variables that share one lock."""
 
     offers: ClassVar[frozenset[str]] = Threads.offers
+    engine: ClassVar[str] = Threads.name
 
     def __init__(self, size: int, deadline: float) -> None:
         super().__init__(size)

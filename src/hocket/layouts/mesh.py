@@ -46,6 +46,10 @@ class Layout:
             raise UserError("layout: microbatches and stages are a pipeline's; add pipeline=2, or leave them out")
         return layout
 
+    def __str__(self) -> str:
+        chosen = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return ",".join(f"{name}={value}" for name, value in chosen.items() if value != getattr(Layout, name))
+
     @property
     def rows(self) -> int:
         return self._grid[0]

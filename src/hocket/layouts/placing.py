@@ -47,7 +47,9 @@ def place(
     the layers of a pipeline with, in seconds if it is to be `timed`."""
     check_module(model)
     for tensor in (*model.parameters(), *model.buffers()):
-        mesh.everyone.broadcast(tensor.data)  # a Task may hold a module with weights of its own
+        whole = tensor.data.contiguous()
+        mesh.everyone.broadcast(whole)  # a Task may hold a module with weights of its own
+        tensor.data.copy_(whole)
     outline = Outline(model)
     part = drop_alike(model, mesh.data.rank) if mesh.within.size > 1 else model
     if mesh.layout.tensor > 1:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from hocket.core.comm import Comm
+from hocket.core.errors import UserError
 from hocket.core.message import Message
-from hocket.core.replica import Replica
+from hocket.core.replica import Replica, Shape, block_of, fingerprint_of, strides_of
 from hocket.core.state import Tensors, decode, encode
 from hocket.layouts.split import Cut, Split
 
@@ -21,6 +24,12 @@ _AS_LONG_AS_THE_MODEL = ("state.replica", "state.optimizer", "state.kept", "stat
 """Where in a saved state vectors are that have one element for each parameter, or one for each buffer's too."""
 _COUNTS = ("bytes_sent", "messages")
 """What is added up over the ranks of a model."""
+_COMPRESSOR = "compressor"
+"""Where in what is kept a compressor has its vectors."""
+_OTHER_LAYOUT = (
+    "the checkpoint has what a compressor remembers of other parts of the model; go on with the layout that was saved, "
+    "and in a pipeline with its stages=..., or begin anew"
+)
 
 
 class Portion(Protocol):
@@ -38,27 +47,48 @@ class Portion(Protocol):
     def state_dict(self) -> Tensors:
         """The whole model's; known to the first of the ranks."""
 
+    def fingerprint(self) -> str:
+        """The same for whole models whose vectors mean the same, see `Replica.fingerprint`."""
+
     def square(self, own: Tensor) -> Tensor:
         """The sum of squares of a vector of the whole model, of which this is what the rank has."""
+
+    def length(self, own: Tensor) -> Tensor:
+        """The length of such a vector."""
+
+    def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
+        """A norm of some tensors, of each of which this is what the rank has, by the names of its own parameters."""
 
 
 class AllOfIt:
     """A rank that has the whole model."""
 
     def __init__(self, replica: Replica) -> None:
-        self._model, self.parameters = replica.model, replica.x.numel()
+        self._replica, self.parameters = replica, replica.x.numel()
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
 
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
+        if "alone" in state:
+            raise UserError(_OTHER_LAYOUT)
         return state
 
     def state_dict(self) -> Tensors:
-        return dict(self._model.state_dict())
+        return dict(self._replica.model.state_dict())
+
+    def fingerprint(self) -> str:
+        return self._replica.fingerprint()
 
     def square(self, own: Tensor) -> Tensor:
         return own.double().square().sum().reshape(1).cpu()
+
+    def length(self, own: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(own)
+        return length
+
+    def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
+        return get_total_norm(own.values(), kind)
 
 
 class Outline:
@@ -66,11 +96,14 @@ class Outline:
 
     def __init__(self, model: nn.Module) -> None:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        dtype = next((p.dtype for p in trained.values()), torch.float32)
+        dtype, _ = block_of(list(trained.values()))
         buffers = dict(model.named_buffers())
-        self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
+        self.shapes: dict[str, Shape] = {name: (p.shape, strides_of(p)) for name, p in trained.items()}
+        self.fingerprint = fingerprint_of(self.shapes.items())
         self.parameters = sum(p.numel() for p in trained.values())
-        self.shapes |= {name: tuple(b.shape) for name, b in buffers.items() if b.dtype == dtype}
+        in_block = {name: b for name, b in buffers.items() if b.dtype == dtype}
+        self.shapes |= {name: (b.shape, b.contiguous().stride()) for name, b in in_block.items()}
+        self.types = {name: t.dtype for name, t in (trained | in_block).items()}
         self.rest = [name for name, p in model.named_parameters() if not p.requires_grad]
         self.rest += [name for name, b in buffers.items() if b.dtype != dtype]
         self.name_of = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
@@ -78,15 +111,16 @@ class Outline:
         self.keys = {key: self.name_of[id(t)] for key, t in model.state_dict(keep_vars=True).items()}
         self.offsets: dict[str, int] = {}
         at = 0
-        for name, shape in self.shapes.items():
+        for name, (shape, _) in self.shapes.items():
             self.offsets[name] = at
-            at += torch.Size(shape).numel()
+            at += shape.numel()
         self.numel = at
 
     def index(self, name: str) -> Tensor:
         """Where a tensor's elements are in the flat vector of the whole model."""
-        shape = self.shapes[name]
-        return torch.arange(self.offsets[name], self.offsets[name] + torch.Size(shape).numel()).view(shape)
+        shape, strides = self.shapes[name]
+        begin = self.offsets[name]
+        return torch.arange(begin, begin + shape.numel()).as_strided(shape, strides)
 
 
 class PartOfIt:
@@ -96,7 +130,13 @@ class PartOfIt:
     """
 
     def __init__(
-        self, outline: Outline, replica: Replica, origins: dict[str, tuple[str, Cut]], comm: Comm, counts: bool
+        self,
+        outline: Outline,
+        replica: Replica,
+        origins: dict[str, tuple[str, Cut]],
+        comm: Comm,
+        *,
+        counts: bool,
     ) -> None:
         self._outline, self._replica, self._origins, self._comm = outline, replica, origins, comm
         self.parameters, self._counts = outline.parameters, counts
@@ -115,11 +155,18 @@ class PartOfIt:
 
     def _index(self) -> Tensor:
         """Where this rank's values are in those of the whole model. Not kept: it is longer than they are."""
-        names = (self._origins[name] for name in (*self._replica.names, *self._buffers))
-        return torch.cat([cut.of(self._outline.index(whole)).reshape(-1) for whole, cut in names])
+        index = torch.empty(self._replica.x.numel(), dtype=torch.int64)
+        for name, place in self._replica.layout(index).items():
+            place.copy_(self._index_of(name))
+        return torch.cat([index, *(self._index_of(name).reshape(-1) for name in self._buffers)])
+
+    def _index_of(self, own: str) -> Tensor:
+        whole, cut = self._origins[own]
+        return cut.of(self._outline.index(whole))
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         tensors: Tensors = {}
+        state, alone = self._taken_out(state)
         text = encode(state, "state", tensors)
         indices = self._gathered(self._index())
         for name, tensor in tensors.items():
@@ -136,7 +183,33 @@ class PartOfIt:
             found["totals"] |= dict(
                 zip(_COUNTS, torch.stack(counted).sum(0).tolist() if counted else (0, 0), strict=True)
             )
-        return found
+        return found | alone
+
+    def _taken_out(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A compressor remembers residuals, one element for each parameter, and what belongs to no element, such as
+        factors of layers. The latter is taken out and kept rank by rank: it is of use to the same parts alone."""
+        kept = state.get("kept", {})
+        if _COMPRESSOR not in kept:
+            return state, {}
+        memory: Tensors = kept[_COMPRESSOR]
+        own = {name: tensor for name, tensor in memory.items() if not self._is_of_the_model(tensor)}
+        rest = {name: tensor for name, tensor in memory.items() if name not in own}
+        everyone = self._gathered_by_name(self._replica.fingerprint(), own)
+        alone = {"alone": everyone} if any(tensors for _, tensors in everyone) else {}
+        return state | {"kept": kept | {_COMPRESSOR: rest}}, alone
+
+    def _of_this_rank_alone(self, state: dict[str, Any]) -> Tensors:
+        """What was taken out for this rank; refuses what was kept of other parts."""
+        memory: Tensors = state["kept"].get(_COMPRESSOR, {})
+        if any(len(tensor) not in (self._outline.parameters, self._outline.numel) for tensor in memory.values()):
+            raise UserError(_OTHER_LAYOUT)
+        if "alone" not in state:
+            return {}
+        everyone: list[tuple[str, Tensors]] = state["alone"]
+        mark, own = everyone[self._comm.rank] if len(everyone) == self._comm.size else ("", {})
+        if mark != self._replica.fingerprint():
+            raise UserError(_OTHER_LAYOUT)
+        return own
 
     def _parameter(self, name: str) -> str:
         """The parameter that a tensor of the optimizer's state belongs to, in the user's loop; empty elsewhere."""
@@ -145,8 +218,8 @@ class PartOfIt:
 
     def _assembled_alone(self, own: Tensor, parameter: str) -> Tensor:
         """A tensor of the shape of one parameter, put together."""
-        shape = self._outline.shapes[parameter]
-        whole = torch.arange(torch.Size(shape).numel()).view(shape)
+        shape, _ = self._outline.shapes[parameter]
+        whole = torch.arange(shape.numel()).view(shape)
         indices = self._gathered(self._cut_of[parameter].of(whole).reshape(-1))
         parts = self._gathered(own.reshape(-1))
         if not parts:
@@ -160,6 +233,7 @@ class PartOfIt:
         return tensor.dim() == 1 and len(tensor) in (self._replica.x.numel(), self._replica.values.numel())
 
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
+        alone = self._of_this_rank_alone(state)
         tensors: Tensors = {}
         text, index = encode(state, "state", tensors), self._index()
         lengths = {self._outline.parameters: self._replica.x.numel(), self._outline.numel: len(index)}
@@ -173,6 +247,8 @@ class PartOfIt:
         found["rest"] = [by_name[name] for name in self._rest]
         if self._comm.rank:  # the first one has the counts of all
             found["totals"] |= dict.fromkeys(_COUNTS, 0)
+        if alone:
+            found["kept"][_COMPRESSOR] |= alone
         return found
 
     def state_dict(self) -> Tensors:
@@ -180,7 +256,8 @@ class PartOfIt:
         tensors = self._gathered_rest([t.cpu() for t in self._replica.rest()])
         if self._comm.rank:
             return {}
-        tensors |= {name: values[self._outline.index(name)] for name in self._outline.shapes}
+        types = self._outline.types
+        tensors |= {name: values[self._outline.index(name)].to(types[name]) for name in self._outline.shapes}
         return {key: tensors[name] for key, name in self._outline.keys.items()}
 
     def square(self, own: Tensor) -> Tensor:
@@ -193,6 +270,23 @@ class PartOfIt:
             at += size
         self._comm.all_reduce(total)
         return total
+
+    def length(self, own: Tensor) -> Tensor:
+        return self.square(own).sqrt().to(own)
+
+    def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
+        counting = [t for name, t in own.items() if self._origins[name][1].index is not None or self._counts]
+        norm = get_total_norm(counting, kind).double().reshape(1).cpu()
+        if math.isinf(kind):
+            self._comm.all_reduce(norm, "max")
+        else:
+            norm = norm**kind
+            self._comm.all_reduce(norm)
+            norm = norm ** (1 / kind)
+        return norm.to(self._replica.x).reshape(())
+
+    def fingerprint(self) -> str:
+        return self._outline.fingerprint
 
     # Between the ranks
 
@@ -215,20 +309,27 @@ class PartOfIt:
             whole[index[: len(part)]] = part.to(own.device)
         return whole
 
-    def _gathered_rest(self, own: list[Tensor]) -> dict[str, Tensor]:
-        """What is not trained, by name, on the first rank."""
+    def _gathered_rest(self, own: list[Tensor]) -> Tensors:
+        """What is not trained, by name, on the first rank; where several have it, the first one's counts."""
+        found: Tensors = {}
+        for _, tensors in self._gathered_by_name("rest", dict(zip(self._rest, own, strict=True))):
+            found = tensors | found
+        return found
+
+    def _gathered_by_name(self, mark: str, own: Tensors) -> list[tuple[str, Tensors]]:
+        """Every rank's mark and tensors, on the first one; on the others their own."""
         comm = self._comm
         if comm.rank:
-            comm.isend(0, Message("rest", (len(own),)), _TAG).wait()
-            for name, tensor in zip(self._rest, own, strict=True):
+            comm.isend(0, Message(mark, (len(own),)), _TAG).wait()
+            for name, tensor in own.items():
                 comm.isend(0, Message(name, (), (tensor,)), _TAG).wait()
-            return dict(zip(self._rest, own, strict=True))
-        found = dict(zip(self._rest, own, strict=True))
+            return [(mark, own)]
+        everyone = [(mark, own)]
         for r in range(1, comm.size):
-            for _ in range(comm.recv(r, _TAG)[1].ints[0]):
-                msg = comm.recv(r, _TAG)[1]
-                found.setdefault(msg.kind, msg.tensors[0].clone())
-        return found
+            head = comm.recv(r, _TAG)[1]
+            messages = [comm.recv(r, _TAG)[1] for _ in range(head.ints[0])]
+            everyone.append((head.kind, {msg.kind: msg.tensors[0].clone() for msg in messages}))
+        return everyone
 
 
 def origins(outline: Outline, part: nn.Module) -> dict[str, tuple[str, Cut]]:

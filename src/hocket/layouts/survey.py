@@ -18,8 +18,8 @@ from hocket.engines.threads import ThreadWorld
 from hocket.layouts.domain import Calls, Tiled, tiled
 from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Layout
+from hocket.layouts.microbatches import pieces
 from hocket.layouts.pipeline import by_hand, ends_of, layers_of, stage
-from hocket.layouts.schedules import pieces
 from hocket.layouts.split import ByOutputs, Split
 from hocket.layouts.tensor import split
 

@@ -1,4 +1,4 @@
-"""A run's folder: spec.toml, events.jsonl, curve.csv, model.safetensors, result.json and checkpoints/."""
+"""A run's folder: spec.toml, events.jsonl, curve.csv, model and best .safetensors, result.json and checkpoints/."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hocket.core.errors import UserError
 from hocket.measure import disk
 
 _SPEC, _EVENTS, _CURVE, _MODEL, _RESULT = "spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json"
-_CHECKPOINTS = "checkpoints"
-_OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, _RESULT, _CHECKPOINTS)
+_CHECKPOINTS, BEST = "checkpoints", "best.safetensors"
+_OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, BEST, _RESULT, _CHECKPOINTS)
 """What --force replaces; whatever else is in the folder stays."""
 _NEW, _OLD, _LOCK = ".new", ".old", ".lock"
 
@@ -102,6 +102,10 @@ class RunFolder:
 
     def model(self, blob: bytes) -> None:
         self._try(_MODEL, lambda: disk.write(self.path / _MODEL, blob))
+
+    def best(self, blob: bytes) -> None:
+        """The best model so far."""
+        self._try(BEST, lambda: disk.write(self.path / BEST, blob))
 
     def checkpoint(self, name: str, blob: bytes) -> None:
         """Write checkpoints/NAME, and keep the newest ones alone.

@@ -1,4 +1,4 @@
-"""`hocket launch`: run a user's script on every rank."""
+"""`hocket launch`: run a user's script on every rank, and keep a record of what it trained."""
 
 from __future__ import annotations
 
@@ -7,44 +7,72 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hocket.core.comm import Rank
-from hocket.core.errors import UserError
+from hocket.core.errors import RankFailed, UserError
 from hocket.engines.catalogue import Listener, Program
+from hocket.measure.folder import RunFolder
 from hocket.run.choice import best_engine, make_engine, named_engine
+from hocket.run.place import check_name, new_folder
 from hocket.run.resolve import WORKERS, check_numbers
+from hocket.run.script import find_module
 from hocket.run.spec import RunSpec
 
 
-class Relay(Listener):
-    """Passes on what the ranks print."""
+class ScriptRecord(Listener):
+    """Passes on what the ranks print, and keeps what their teams tell of a training."""
+
+    def __init__(self, folder: RunFolder, known: dict[str, Any]) -> None:
+        self._folder, self._known = folder, known
+        self._result: dict[str, Any] = {}
 
     def output(self, line: str) -> None:
         print(line, flush=True)
 
+    def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
+        match kind:
+            case "point":
+                self._folder.point(data)
+            case "model":
+                self._folder.model(blob)
+            case "result":
+                self._result = data
 
-def launch(script: Path, args: list[str], spec: RunSpec) -> None:
+    def close(self, verdict: str, error: str | None = None) -> None:
+        ending = {"verdict": verdict, "error": error} if error or not self._result else {}
+        missing = self._folder.finish(self._known | self._result | ending)
+        if missing:
+            print(f"hocket: {missing}", file=sys.stderr, flush=True)
+
+
+def launch(script: str, args: list[str], spec: RunSpec, *, module: bool, out: Path | None, force: bool) -> None:
     """Run `script` on so many ranks of an engine; raises RankFailed if one of them does."""
-    if not os.path.isfile(script):
-        raise UserError(f"there is no script {script}")
+    if module:
+        find_module(script)
+    elif not os.path.isfile(script):
+        raise UserError(f"there is no script {script}; 'hocket launch -m' runs a module of a package")
     check_numbers(spec)
     workers = WORKERS if spec.workers is None else spec.workers
     name = named_engine(spec)[0] or best_engine()[0]
     engine = make_engine(spec, name, workers)
     engine.check(workers)
-    print(f"hocket: {script.name} on {workers} ranks, engine {name}", file=sys.stderr, flush=True)
-    program = Program("hocket.run.launch:run_script", {"script": str(script.resolve()), "args": args})
-    engine.run(program, workers, Relay())
-
-
-def run_script(rank: Rank, argument: dict[str, Any]) -> None:
-    """One rank's run of the script, as `python script.py args` would do it."""
-    path = Path(argument["script"])
-    sys.argv = [str(path), *argument["args"]]
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    code = compile(path.read_bytes(), str(path), "exec")
+    short = script.rpartition(".")[2] if module else Path(script).stem
+    if out is None:
+        out, force = new_folder(f"launch-{short[:80]}"), True
+    check_name(out)
+    print(f"hocket: {short} on {workers} ranks, engine {name}; record in {out}", file=sys.stderr, flush=True)
+    known = {"task": short, "engine": name, "ranks": workers, "out": str(out)}
+    record = ScriptRecord(RunFolder(out, spec.to_toml(), force=force), known)
+    path, name = ("", script) if module else (str(Path(script).resolve()), "")
+    argument = {"script": path, "module": name, "args": args}
+    own_main = sys.modules["__main__"]
     try:
-        exec(code, {"__name__": "__main__", "__file__": str(path), "__builtins__": __builtins__})
-    except SystemExit as ending:
-        if ending.code not in (None, 0):
-            raise
+        engine.run(Program("hocket.run.script:run_script", argument), workers, record)
+    except KeyboardInterrupt:
+        record.close("interrupted", "interrupted by the user")
+        raise
+    except BaseException as error:
+        record.close("crashed", f"{error}\n{error.traceback}".rstrip() if isinstance(error, RankFailed) else str(error))
+        raise
+    else:
+        record.close("finished")
+    finally:
+        sys.modules["__main__"] = own_main  # ranks that are threads have put the script in its place

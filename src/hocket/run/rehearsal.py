@@ -37,6 +37,8 @@ def too_high(plan: Plan, task: Task, train: SampleSet) -> str:
     sharing = plan.made_strategy.sharing(1, plan.workers)
     if sharing is None or plan.workers == 1 or plan.device != "cpu" or not optim.takes_momentum(plan.optimizer):
         return ""
+    if plan.clip:  # which is what keeps steps short
+        return ""
     rehearsal = Rehearsal(plan, task, train, time.monotonic() + PATIENCE_S)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a worker has; more get in each other's way on small batches

@@ -1,0 +1,116 @@
+"""`with hocket.join(...) as team`: find the other ranks, wherever they were started."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hocket.core.comm import Rank
+from hocket.core.environment import inside_mpi, inside_torchrun
+from hocket.core.errors import UserError
+from hocket.core.status import Status
+from hocket.drivers.plan import compressor_for
+from hocket.drivers.split_model import check_layout
+from hocket.drivers.team import Team
+from hocket.engines import mpi
+from hocket.engines import torch as torch_engine
+from hocket.engines.catalogue import DEADLINE_S, engine
+from hocket.engines.local import LocalComm, current
+from hocket.engines.threads import Threads, ThreadWorld
+from hocket.layouts.mesh import Layout, Mesh
+from hocket.strategies import strategy as strategies
+
+
+@contextmanager
+def join(
+    strategy: str = "allreduce",
+    *,
+    compress: str = "none",
+    layout: str = "",
+    seed: int = 0,
+    deadline: float = DEADLINE_S,
+) -> Iterator[Team]:
+    """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
+
+    `layout` splits the model over ranks, such as `tensor=2`; a worker is then all ranks that have parts of one model.
+
+    A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
+    there when the others are done.
+    """
+    chosen = strategies.make(strategy)
+    compressor = compressor_for(compress, chosen)
+    threads = torch.get_num_threads()
+    rank, abort = _find_rank(deadline)
+    if missing := chosen.needs - rank.offers:
+        able = " or ".join(name for name in engine if chosen.needs <= engine[name].offers)
+        raise UserError(f"strategy {chosen.name} needs {', '.join(sorted(missing))}; start the ranks on engine {able}")
+    workers = rank.comm.size - chosen.server_ranks()
+    if workers < 1:
+        raise UserError(
+            f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
+            f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
+        )
+    how = Layout.parse(layout)
+    check_layout(how, chosen)
+    if layout:
+        how = how.over(workers)
+        workers = how.data
+    chosen.check(workers)
+    mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
+    team = Team(rank, chosen, strategy, workers, seed, compressor, mesh)
+    try:
+        try:
+            yield team
+        except SystemExit as ending:
+            if ending.code in (None, 0) and not team.is_server:
+                team.finish()  # all may have left so; if not, it is said who did
+            raise
+        team.finish()
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            raise
+        if abort is not None and rank.comm.size > 1:
+            _say_why(rank, error)
+            time.sleep(0.2)  # let the launcher pass the message on before everything ends
+            abort()
+            if isinstance(error, UserError):
+                raise SystemExit(2) from None  # all is said
+        raise
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _say_why(rank: Rank, error: BaseException) -> None:
+    """Under a launcher that is not Hocket's; a user's mistake needs no traceback."""
+    if isinstance(error, UserError):
+        print(f"hocket: rank {rank.comm.rank}: {error}", file=sys.stderr, flush=True)
+        return
+    where = f"rank {rank.comm.rank} failed in {rank.status.operation}: {type(error).__name__}: {error}"
+    print(f"hocket: {where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+
+
+def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
+    """This process's or thread's place, and how to end all ranks where nobody else would."""
+    found: Rank | None = getattr(current, "rank", None)
+    if found is not None:
+        return found, None
+    world = ThreadWorld(1, deadline)
+
+    def tell(kind: str, data: dict[str, Any], blob: bytes) -> None:
+        pass
+
+    def rank(comm: Any, cls: Any) -> Rank:
+        return Rank(comm, world.clock(0), tell, Status(), cls.offers, engine=cls.name)
+
+    torch.set_num_threads(1)  # a worker has one, however many there are
+    if inside_torchrun():
+        return rank(torch_engine.connect(deadline), torch_engine.TorchDistributed), torch_engine.abort
+    if inside_mpi():
+        return rank(mpi.connect(deadline), mpi.Mpi), mpi.abort
+    return rank(LocalComm(world, 0, [0], 0), Threads), None

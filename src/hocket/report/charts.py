@@ -1,0 +1,329 @@
+"""Which figures a set of runs can be shown in."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hocket.measure.result import TIMES
+from hocket.report.figures import Axis, Figure, Series
+from hocket.report.records import Group, Record
+
+_CURVES = 12
+"""Lines that can still be told apart in one figure."""
+
+
+def command_of(groups: Sequence[Group]) -> str:
+    """What makes these runs again."""
+    lines = []
+    for group in groups[:_CURVES]:
+        first = group.first
+        spec = shlex.quote(str(first.path / "spec.toml"))
+        if first.spec:
+            lines.append(
+                f"hocket train --spec {spec}"
+                + (f"  # and seed=N for {len(group.records)} seeds" * (len(group.records) > 1))
+            )
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+def curves(
+    groups: Sequence[Group],
+    name: str,
+    title: str,
+    x: Axis,
+    at: Callable[[Record, dict[str, float]], float | None],
+    y: Axis,
+    key: str,
+) -> Figure | None:
+    """A learning curve a group: medians over its seeds at equal numbers of samples, with the range."""
+    series = []
+    for group in groups[:_CURVES]:
+        points: dict[float, list[tuple[float, float]]] = defaultdict(list)
+        for record in group.good:
+            for point in record["curve"]:
+                column = f"test_{record['metric']}" if key == "metric" else key
+                where, value = at(record, point), point.get(column)
+                if where is not None and value is not None:
+                    points[point["samples"]].append((where, value))
+        whole = [points[n] for n in sorted(points) if len(points[n]) == max(map(len, points.values()))]
+        if whole:
+            found = [spread([value for _, value in entry]) for entry in whole]
+            several = len(group.good) > 1
+            series.append(
+                Series(
+                    group.name,
+                    [statistics.median(where for where, _ in entry) for entry in whole],
+                    [middle for middle, _, _ in found],
+                    [low for _, low, _ in found] if several else [],
+                    [high for _, _, high in found] if several else [],
+                    points=len(whole) < 12,
+                )
+            )
+    return Figure(name, title, "lines", x, y, series, command=command_of(groups)) if series else None
+
+
+def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
+    """Metric and loss, against time, samples and bytes."""
+    first = groups[0].first
+    metric = Axis(f"test {first['metric']}", percent=first["metric"] == "accuracy")
+
+    def seconds(_: Record, point: dict[str, float]) -> float | None:
+        return point["seconds"]
+
+    def samples(_: Record, point: dict[str, float]) -> float | None:
+        return point["samples"]
+
+    def megabytes(record: Record, point: dict[str, float]) -> float | None:
+        total = record["curve"][-1]["samples"]
+        return record["bytes_sent"] / 1e6 * point["samples"] / total if total and record["bytes_sent"] else None
+
+    time, count = Axis(f"{clock}, s"), Axis("samples of all workers together")
+    found = [
+        curves(
+            groups,
+            f"metric-time-{clock.split()[0]}",
+            f"Test {first['metric']} against time",
+            time,
+            seconds,
+            metric,
+            "metric",
+        ),
+        curves(
+            groups,
+            f"loss-time-{clock.split()[0]}",
+            "Training loss against time",
+            time,
+            seconds,
+            Axis("training loss", "log"),
+            "train_loss",
+        ),
+        curves(
+            groups,
+            f"metric-samples-{clock.split()[0]}",
+            f"Test {first['metric']} against samples",
+            count,
+            samples,
+            metric,
+            "metric",
+        ),
+        curves(
+            groups,
+            f"metric-bytes-{clock.split()[0]}",
+            f"Test {first['metric']} against bytes sent",
+            Axis("sent by all ranks, MB", "log"),
+            megabytes,
+            metric,
+            "metric",
+        ),
+    ]
+    return [figure for figure in found if figure]
+
+
+def time_to_target(groups: Sequence[Group], clock: str) -> Figure | None:
+    timed = [group for group in groups if group.first["target"] is not None]
+    if not timed or not any(group.reached for group in timed):
+        return None
+    found = [(group, spread(group.times) if group.reached == len(group.records) else None) for group in timed]
+    there = [(group, times) for group, times in found if times]
+    missing = [group.name for group, times in found if not times]
+    says = f"Never in some or all runs, so without a bar: {', '.join(missing)}." if missing else ""
+    names = [group.name for group, _ in there]
+    times = [times for _, times in there]
+    series = Series("time to target", names, [t[0] for t in times], [t[1] for t in times], [t[2] for t in times])
+    return Figure(
+        f"target-{clock.split()[0]}",
+        f"Time to the target {timed[0].first['target']:g}",
+        "bars",
+        Axis(""),
+        Axis(f"{clock}, s", zero=True),
+        [series],
+        says,
+        command_of(timed),
+    )
+
+
+def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
+    """Samples a second over those of the best run on one worker."""
+    alone = [speed for group in groups if group.first["workers"] == 1 for speed in group.values("samples_per_s")]
+    by_strategy: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.first["workers"] and group.values("samples_per_s"):
+            by_strategy[group.name.rpartition(" × ")[0]].append(group)
+    several = {
+        name: sorted(g, key=lambda group: group.first["workers"]) for name, g in by_strategy.items() if len(g) > 1
+    }
+    if not alone or not several:
+        return None
+    base = max(alone)
+    series = []
+    for name, members in list(several.items())[:_CURVES]:
+        found = [spread([value / base for value in group.values("samples_per_s")]) for group in members]
+        workers = [group.first["workers"] for group in members]
+        series.append(
+            Series(name, workers, [f[0] for f in found], [f[1] for f in found], [f[2] for f in found], points=True)
+        )
+    most = max(x for one in series for x in one.x)
+    series.append(Series("ideal", [1, most], [1.0, float(most)], style="dashed", ideal=True))
+    says = f"Samples a second of all workers over {base:,.0f}, the best run on one worker."
+    return Figure(
+        f"speedup-{clock.split()[0]}",
+        "Speedup",
+        "lines",
+        Axis("workers", "log"),
+        Axis("times one worker", "log"),
+        series,
+        says,
+        command_of(groups),
+    )
+
+
+def time_split(groups: Sequence[Group], clock: str) -> Figure | None:
+    shown = [
+        group for group in groups[: 2 * _CURVES] if group.good and any(TIMES[0] in w for w in group.first["per_worker"])
+    ]
+    if not shown:
+        return None
+    shares: dict[str, list[float | None]] = {name: [] for name in TIMES}
+    for group in shown:
+        workers = [worker for record in group.good for worker in record["per_worker"]]
+        total = sum(worker["seconds"] for worker in workers) or 1.0
+        for name in TIMES:
+            shares[name].append(sum(worker[name] for worker in workers) / total)
+    names = [group.name for group in shown]
+    words = {"waiting": "waiting for others", "locks": "waiting for locks"}
+    series = [Series(words.get(name, name), list(names), shares[name]) for name in TIMES]
+    return Figure(
+        f"split-{clock.split()[0]}",
+        "Where the workers' time went",
+        "stacks",
+        Axis(""),
+        Axis("share of the time", zero=True, percent=True),
+        series,
+        command=command_of(shown),
+    )
+
+
+def staleness(groups: Sequence[Group]) -> Figure | None:
+    series = []
+    for group in groups:
+        counts: dict[int, int] = defaultdict(int)
+        for record in group.good:
+            for tau, count in ((record["staleness"] or {}).get("histogram") or {}).items():
+                counts[int(tau)] += count
+        total = sum(counts.values())
+        if total and max(counts) > 0:
+            taus = list(range(max(counts) + 1))
+            series.append(Series(group.name, list(taus), [counts[tau] / total for tau in taus], points=len(taus) < 40))
+    if not series:
+        return None
+    return Figure(
+        "staleness",
+        "How stale updates were",
+        "lines",
+        Axis("updates between read and write"),
+        Axis("share of updates", zero=True, percent=True),
+        series[:_CURVES],
+        command=command_of(groups),
+    )
+
+
+def consensus(groups: Sequence[Group]) -> Figure | None:
+    apart = [(group, group.values("consensus_distance")) for group in groups]
+    apart = [(group, values) for group, values in apart if values and max(values) > 0]
+    if not apart:
+        return None
+    found = [spread(values) for _, values in apart]
+    series = Series(
+        "distance",
+        [group.name for group, _ in apart],
+        [f[0] for f in found],
+        [f[1] for f in found],
+        [f[2] for f in found],
+    )
+    says = "Root mean square distance of the replicas from their mean, before the last average."
+    return Figure(
+        "consensus",
+        "How far the workers' replicas were apart",
+        "bars",
+        Axis(""),
+        Axis("distance", zero=True),
+        [series],
+        says,
+        command_of(groups),
+    )
+
+
+def heat_maps(groups: Sequence[Group]) -> list[Figure]:
+    """Batch against learning rate, one map a strategy and number of workers, where both were varied."""
+    by_strategy: dict[tuple[str, int], list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.first.setting("batch") and group.first.setting("lr"):
+            by_strategy[(group.first["strategy"], group.first["workers"])].append(group)
+    found: list[Figure] = []
+    for (name, workers), members in by_strategy.items():
+        batches = {group.first.setting("batch") for group in members}
+        rates = {group.first.setting("lr") for group in members}
+        if len(batches) < 2 or len(rates) < 2:
+            continue
+        cells = []
+        for group in sorted(members, key=lambda g: (g.first.setting("batch"), g.first.setting("lr"))):
+            value, failed = group.median("metric"), len(group.records) - len(group.good)
+            text = f"{value:.3f}" if value is not None else f"{failed} failed"
+            tip = f"{len(group.good)} of {len(group.records)} runs trained; median {text}"
+            cells.append(
+                {
+                    "x": group.first.setting("batch"),
+                    "y": group.first.setting("lr"),
+                    "value": None if failed else value,
+                    "text": text,
+                    "tip": tip,
+                }
+            )
+        says = "Crossed cells: some or all runs diverged or crashed."
+        found.append(
+            Figure(
+                f"heat-{len(found)}",
+                f"{name} × {workers}: test {members[0].first['metric']}",
+                "heat",
+                Axis("batch of each worker"),
+                Axis("learning rate"),
+                [],
+                says,
+                command_of(members),
+                cells,
+            )
+        )
+    return found
+
+
+def ring_steps(ranks: int = 5) -> Figure:
+    """The two phases of the ring all-reduce: after each step, which part of each chunk's sum a rank holds."""
+    held = [[1 / ranks] * ranks for _ in range(ranks)]
+    steps: list[dict[str, Any]] = [
+        {
+            "title": "before: every rank has its own gradient, in chunks",
+            "held": [row[:] for row in held],
+            "sends": [None] * ranks,
+        }
+    ]
+    for phase, words in ((0, "reduce-scatter"), (1, "all-gather")):
+        for step in range(ranks - 1):
+            sends = [(r - step + phase) % ranks for r in range(ranks)]
+            before = [row[:] for row in held]
+            for r in range(ranks):
+                to, chunk = (r + 1) % ranks, sends[r]
+                held[to][chunk] = before[r][chunk] + (before[to][chunk] if not phase else 0.0)
+                if phase:
+                    held[to][chunk] = 1.0
+            title = f"{words}, step {step + 1} of {ranks - 1}: each rank sends one chunk to the next"
+            steps.append({"title": title, "held": [[min(v, 1.0) for v in row] for row in held], "sends": sends})
+    says = f"{ranks} ranks send 2 · ({ranks} − 1) chunks each: as few bytes as any all-reduce can."
+    return Figure("ring", "The ring all-reduce, step by step", "ring", Axis(""), Axis(""), [], says, cells=steps)

@@ -1,0 +1,151 @@
+"""Figures as files, by matplotlib: for papers, slides and notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.core.errors import UserError
+from hocket.report.figures import Axis, Figure, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#2f9bd6", "#6b4fa3", "#4d4d4d")
+"""Told apart by colour-blind readers too (after Okabe and Ito)."""
+_STYLES = {"solid": "-", "dashed": "--", "dotted": ":"}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As path.svg and path.png."""
+    drawn = draw(figure)
+    for suffix in (".svg", ".png"):
+        drawn.savefig(f"{path}{suffix}", dpi=160, bbox_inches="tight")
+
+
+def draw(figure: Figure) -> Any:
+    """A matplotlib figure."""
+    try:
+        from matplotlib.figure import Figure as Canvas
+    except ImportError:
+        raise UserError("figures as files need matplotlib; install it with: pip install 'hocket[report]'") from None
+    canvas = Canvas(figsize=(7.2, 4.4), layout="constrained")
+    axes = canvas.add_subplot()
+    _KINDS[figure.kind](axes, figure)
+    axes.set_title(figure.title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    if figure.kind in ("lines", "bars", "stacks"):
+        axes.grid(axis="y", alpha=0.3)
+        if len(figure.series) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    return canvas
+
+
+def _label(axes: Axes, figure: Figure) -> None:
+    axes.set_xlabel(figure.x.label)
+    axes.set_ylabel(figure.y.label)
+    if figure.y.percent:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+
+
+def _scale(axes: Axes, figure: Figure) -> None:
+    _one_scale(figure.x, axes.set_xscale, axes.xaxis)
+    _one_scale(figure.y, axes.set_yscale, axes.yaxis)
+    if figure.y.zero and figure.y.scale == "linear":
+        axes.set_ylim(bottom=0)
+
+
+def _one_scale(axis: Axis, set_scale: Any, ticks: Any) -> None:
+    if axis.scale == "log":
+        set_scale("log")
+        ticks.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _colour(series: Series, number: int) -> str:
+    return "#777777" if series.ideal else COLOURS[number % len(COLOURS)]
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    return [float("nan") if value is None else float(value) for value in values]
+
+
+def _lines(axes: Axes, figure: Figure) -> None:
+    _scale(axes, figure)
+    for number, series in enumerate(figure.series):
+        colour, marker = _colour(series, number), "o" if series.points else ""
+        style = _STYLES[series.style]
+        axes.plot(
+            _numbers(series.x), _numbers(series.y), style, color=colour, marker=marker, markersize=4, label=series.name
+        )
+        if series.low:
+            axes.fill_between(
+                _numbers(series.x), _numbers(series.low), _numbers(series.high), color=colour, alpha=0.15, lw=0
+            )
+    _label(axes, figure)
+
+
+def _bars(axes: Axes, figure: Figure, stacked: bool = False) -> None:
+    names = list(dict.fromkeys(str(x) for series in figure.series for x in series.x))
+    width = 0.8 if stacked else 0.8 / max(len(figure.series), 1)
+    below = [0.0] * len(names)
+    for number, series in enumerate(figure.series):
+        places = [names.index(str(x)) for x in series.x]
+        heights = _numbers(series.y)
+        left = [p if stacked else p - 0.4 + width * (number + 0.5) for p in places]
+        errors = None
+        if series.low and not stacked:
+            ends = zip(heights, _numbers(series.low), _numbers(series.high), strict=True)
+            errors = list(zip(*((middle - low, high - middle) for middle, low, high in ends), strict=True))
+        bottom = [below[p] for p in places] if stacked else 0.0
+        axes.bar(
+            left, heights, width * 0.95, bottom=bottom, color=_colour(series, number), yerr=errors, label=series.name
+        )
+        for place, height in zip(places, heights, strict=True):
+            below[place] += height
+    axes.set_xticks(
+        range(len(names)),
+        names,
+        rotation=30 if len(names) > 3 else 0,
+        ha="right" if len(names) > 3 else "center",
+        fontsize=8,
+    )
+    _label(axes, figure)
+
+
+def _heat(axes: Axes, figure: Figure) -> None:
+    columns = list(dict.fromkeys(cell["x"] for cell in figure.cells))
+    rows = list(dict.fromkeys(cell["y"] for cell in figure.cells))
+    values = [[float("nan")] * len(columns) for _ in rows]
+    for cell in figure.cells:
+        row, column = rows.index(cell["y"]), columns.index(cell["x"])
+        values[row][column] = float("nan") if cell["value"] is None else cell["value"]
+        text = cell["text"] if cell["value"] is not None else f"✕ {cell['text']}"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8)
+    axes.imshow(values, cmap="Blues", origin="lower", aspect="auto", alpha=0.8)
+    axes.set_xticks(range(len(columns)), [str(c) for c in columns])
+    axes.set_yticks(range(len(rows)), [f"{r:g}" if isinstance(r, float) else str(r) for r in rows])
+    _label(axes, figure)
+
+
+def _ring(axes: Axes, figure: Figure) -> None:
+    """All steps below each other: how much of each chunk's sum every rank holds."""
+    ranks = len(figure.cells[0]["held"])
+    for line, step in enumerate(figure.cells):
+        for rank, held in enumerate(step["held"]):
+            for chunk, share in enumerate(held):
+                left = rank + 0.1 + chunk * 0.8 / ranks
+                axes.bar(
+                    left, 0.8 * share, 0.75 / ranks, bottom=-line, align="edge", color=COLOURS[chunk % len(COLOURS)]
+                )
+    axes.set_yticks([0.4 - line for line in range(len(figure.cells))], [str(line) for line in range(len(figure.cells))])
+    axes.set_xticks([rank + 0.5 for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
+    axes.set_ylabel("step")
+
+
+_KINDS: dict[str, Any] = {
+    "lines": _lines,
+    "bars": _bars,
+    "stacks": lambda axes, figure: _bars(axes, figure, stacked=True),
+    "heat": _heat,
+    "ring": _ring,
+}

@@ -1,0 +1,75 @@
+"""A user's own loop under every launcher: as DDP trains it, under every strategy, and with every mistake noticed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import as_ddp
+import own_every
+import pytest
+
+HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
+LAUNCHERS = {
+    "mpiexec": [BIN / "mpiexec", "-n", "{n}", sys.executable],
+    "torchrun": [BIN / "torchrun", "--nproc-per-node", "{n}"],
+    **{
+        engine: [sys.executable, "-m", "hocket", "launch", "--engine", engine, "-n", "{n}", "--out", "{out}"]
+        for engine in ("threads", "sim", "mpi", "torch")
+    },
+}
+SOME = ["threads", "mpi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "mpiexec", "torchrun"))]
+
+
+def run(launcher: str, ranks: int, out: Path, script: str, *args: str | Path) -> str:
+    words = [str(word).format(n=ranks, out=out) for word in LAUNCHERS[launcher]]
+    command = [*words, str(HERE / script), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    out: Path = tmp_path_factory.mktemp("ddp") / "parameters"
+    run("torchrun", as_ddp.SIZE, out, "as_ddp.py", out, "ddp")
+    found: list[float] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.parametrize("launcher", SOME)
+def test_it_ends_where_ddp_ends(launcher: str, of_ddp: list[float], tmp_path: Path) -> None:
+    """AdamW, cosine schedule, clipping, accumulation, BatchNorm and bfloat16 under `allreduce`."""
+    run(launcher, as_ddp.SIZE, tmp_path / "run", "as_ddp.py", tmp_path / "parameters")
+    found = json.loads((tmp_path / "parameters").read_text())
+    assert found == pytest.approx(of_ddp, rel=1e-3, abs=2e-4)
+    before = [float(v) for p in as_ddp.net().parameters() for v in p.detach().flatten()]
+    assert max(abs(x - y) for x, y in zip(found, before, strict=True)) > 0.05, "it has trained"
+
+
+@pytest.mark.parametrize("launcher", ["sim", *SOME])
+def test_every_strategy_runs_and_every_mistake_is_noticed(launcher: str, tmp_path: Path) -> None:
+    launched = ["launch"] if launcher in ("threads", "sim", "mpi", "torch") else []
+    run(launcher, 3, tmp_path / "run", "own_every.py", tmp_path / "found", *launched)
+    found = json.loads((tmp_path / "found").read_text())
+    gloo = launcher in ("torch", "torchrun")
+    for text in own_every.TEXTS:
+        if gloo and text in ("gossip:kind=adpsgd", "gossip:kind=push"):  # Gloo cannot ask whether something has come
+            assert "needs polling; start the ranks on engine" in found[text]
+            continue
+        assert found[text]["seen"] == [[3], 48], (text, found[text])
+        assert found[text]["loss"] < 1.2 and found[text]["steps"] > 0, text
+    for how, said in own_every.MISUSES.items():
+        assert not launched or said in found[how.__name__]
+
+
+def test_a_launch_leaves_a_record(tmp_path: Path) -> None:
+    said = run("sim", 2, tmp_path / "run", "own_joined_once.py")
+    assert f"record in {tmp_path / 'run'}" in said
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["verdict"] == "finished" and result["virtual_seconds"] > 0 and result["task"] == "own_joined_once"
+    assert len(result["curve"]) == 2 and result["test_mse"] == result["curve"][-1]["test_mse"]
+    assert (tmp_path / "run" / "curve.csv").read_text().count("\n") == 3
+    assert (tmp_path / "run" / "model.safetensors").exists()
