@@ -45,7 +45,8 @@ class Course:
         self.shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
         self.stride = max(round(plan.evaluate_every * self.shards.steps), 1)
         """Steps between two points of the learning curve."""
-        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test, of_each=plan.own_metrics)
+        shown = dict(glance=task.glance, of_each=plan.own_metrics)
+        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test, **shown)
         self.ledger = Ledger()
         self.verdict: Verdict = "finished"
         self.steps_done: Callable[[], int] = self._steps_done

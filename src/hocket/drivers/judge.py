@@ -15,8 +15,6 @@ from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
 from hocket.tasks import SampleSet
 
-INITIAL_SAMPLES = 2048
-"""Training samples that the loss before the first step is taken over."""
 SHARE = 1024
 """Samples that are not worth sharing out: a forward pass has costs of its own."""
 
@@ -33,15 +31,16 @@ class Judge:
         train: SampleSet,
         test: SampleSet,
         *,
+        glance: int,
         of_each: bool,
     ) -> None:
         self._rank, self._workers, self._gradients, self._metric = rank, workers, gradients, metric
-        self._train, self._test, self._of_each = train, test, of_each
+        self._train, self._test, self._glance, self._of_each = train, test, glance, of_each
         self.curve: list[dict[str, Any]] = []
 
     def initial_loss(self) -> float:
         """The training loss of the model as it is; all workers call it together."""
-        chosen = min(INITIAL_SAMPLES, len(self._train))
+        chosen = min(self._glance, len(self._train))
         sums = self._gradients.evaluate(self._train, self._share(chosen))
         self._workers.all_reduce(sums)
         return float(sums[0]) / chosen

@@ -61,16 +61,6 @@ def _spread(builder: Any, value: Any, kind: Any) -> Any:
 
 
 @intrinsic
-def load(typing_context: Any, array: Any, at: Any) -> Any:
-    """The lanes from array[at] on."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, signature.args[0], *args), align=4)
-
-    return lanes(array, types.intp), codegen
-
-
-@intrinsic
 def load_first(typing_context: Any, array: Any, at: Any, count: Any) -> Any:
     """The first `count` lanes from array[at] on; the others are 0."""
 
@@ -80,16 +70,6 @@ def load_first(typing_context: Any, array: Any, at: Any, count: Any) -> Any:
         return _call(builder, _VECTOR, "llvm.masked.load.v16f32.p0v16f32", pointer, _WORD(4), mask, zero)
 
     return lanes(array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def store(typing_context: Any, array: Any, at: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, lanes), codegen
 
 
 @intrinsic

@@ -57,7 +57,7 @@ class Recorder(Listener):
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
         """Run, and write down what came of it, however it ends."""
         try:
-            self._display.begin(title, self._about.plan.steps)
+            self._display.begin(title, self._about.plan.steps, self._about.task.words_a_sample())
             result = self._finished(run())
         except KeyboardInterrupt:
             self._close(self._cut_off("interrupted", "interrupted by the user"))
@@ -91,6 +91,7 @@ class Recorder(Listener):
                 self._model = blob
                 if folder:
                     folder.model(blob)
+                    folder.vectors(lambda path: self._about.task.write(path, self._state()))
             case "checkpoint" if folder:
                 folder.checkpoint(checkpoint_name(data["step"]), blob)
 
@@ -139,6 +140,7 @@ class Recorder(Listener):
             seconds=first["real_seconds"] if simulated else seconds,
             virtual_seconds=seconds if simulated else None,
             samples_per_s=None if verdict == "diverged" else samples / max(seconds, 1e-9),
+            words_per_s=self._words(samples / max(seconds, 1e-9)) if verdict != "diverged" else None,
             steps=first["steps_done"],
             epochs=first["epochs"],
             bytes_sent=sum(r["bytes_sent"] for r in everyone),
@@ -195,6 +197,11 @@ class Recorder(Listener):
             versions=versions(),
             out=str(self._folder.path) if self._folder else None,
         )
+
+    def _words(self, samples: float) -> float | None:
+        """How many words so many samples are, where they are of a text."""
+        each = self._about.task.words_a_sample()
+        return None if each is None else each * samples
 
     def _state(self) -> dict[str, Tensor]:
         from safetensors.torch import load

@@ -48,6 +48,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         batch=batch,
         lr=lr,
         lr_decay=_given(spec, task, "lr_decay"),
+        lr_falls=task.lr_falls,
         scale_lr=spec.scale_lr,
         warmup=spec.warmup,
         momentum=_momentum(spec, task, optimizer),

@@ -71,6 +71,8 @@ class Training:
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
                 display.note(warning)
+            for line in self.task.notes() if display and self.is_root else ():
+                display.note(line)
             about = About(
                 self.plan,
                 self.task,
@@ -120,6 +122,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     if task is not None and not spec.task:
         spec = dataclasses.replace(spec, task=find_name(task) or "")
     task = task or load_task(spec.task, spec.seed, spec.data, spec.test_data)
+    spec = dataclasses.replace(spec, strategy=spec.strategy or task.strategy)
     with blaming("Task.data"):
         train_samples, test_samples = task.load()
     text, reason = named_engine(spec)

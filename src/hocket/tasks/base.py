@@ -58,8 +58,17 @@ class Task:
     lr: float = 0.1
     lr_decay: float = 1.0
     """What the learning rate is multiplied by after every epoch."""
+    lr_falls: bool = False
+    """Whether the rate falls linearly, to 0 at the end of the run."""
     momentum: float = 0.0
     optimizer: str = "sgd"
+    strategy: str = "allreduce"
+    """How workers agree where nobody says otherwise."""
+
+    glance: ClassVar[int] = 2048
+    """Samples of a first look at the training loss."""
+    rehearsed: ClassVar[bool] = True
+    """Whether a rate that is too high for many workers is looked for before they start."""
 
     def __post_init__(self) -> None:
         self._check_callables()
@@ -77,13 +86,14 @@ class Task:
         for name in ("loss", "metric"):
             if not callable(value := getattr(self, name)):
                 raise UserError(f"Task.{name} must be a function of (output, target); got {shown(value)}")
-        for name in ("metric_name", "optimizer"):
+        for name in ("metric_name", "optimizer", "strategy"):
             if not isinstance(value := getattr(self, name), str) or not value.strip() or not value.isprintable():
                 raise UserError(f"Task.{name} must be text on one line; got {shown(value)}")
         if self.metric_name == "loss":
             raise UserError("Task.metric_name must not be 'loss': test_loss is the loss itself; choose another name")
-        if not isinstance(self.lower_is_better, bool):
-            raise UserError(f"Task.lower_is_better must be True or False; got {shown(self.lower_is_better)}")
+        for name in ("lower_is_better", "lr_falls"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"Task.{name} must be True or False; got {shown(value)}")
 
     def _check_number(self, name: str, kind: type[int | float], range_: str, fits: Callable[[Any], bool]) -> None:
         """Refuse what is no number of this kind or out of range; numpy's numbers become Python's."""
@@ -119,6 +129,19 @@ class Task:
 
     def reached(self, value: float, target: float) -> bool:
         return value <= target if self.lower_is_better else value >= target
+
+    # For tasks of Hocket's own
+
+    def notes(self) -> list[str]:
+        """What a user should know before the run."""
+        return []
+
+    def words_a_sample(self) -> float | None:
+        """Where a sample is a piece of a text: the words that it stands for, all that were read counted."""
+        return None
+
+    def write(self, folder: Path, state: dict[str, Tensor]) -> None:
+        """Write the trained model in forms of the task's own, if there are any, into a folder of their own."""
 
 
 class SampleSet:

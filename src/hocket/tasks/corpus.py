@@ -52,6 +52,7 @@ class Corpus:
     words: list[str]
     counts: Integers
     facts: Facts
+    made_up: bool = False
 
 
 def read(path: Path, min_count: int, strict: bool, folder: Path) -> Corpus:
@@ -162,7 +163,9 @@ def _valid(piece: bytes, path: Path, strict: bool) -> tuple[bytes, int]:
     except UnicodeDecodeError as error:
         if strict:
             bad = piece[error.start : error.start + 4]
-            raise UserError(f"{path} is no valid UTF-8 (at {shown(bad)}); leave strict out to replace such bytes") from None
+            raise UserError(
+                f"{path} is no valid UTF-8 (at {shown(bad)}); leave strict out to replace such bytes"
+            ) from None
     known = piece.decode(errors="ignore").count("\ufffd")
     text = piece.decode(errors="replace")
     return text.encode(), text.count("\ufffd") - known
