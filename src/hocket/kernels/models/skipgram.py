@@ -33,6 +33,8 @@ AHEAD = 2
 """Windows between the fetching of a row and its use."""
 LOOKED_AT = 16
 """One window in so many has its loss computed."""
+ZERO = np.int64(0)
+"""Functions that are given a plain 0 would be compiled for it, and once more for all other numbers."""
 SCORE_MAX, SCORE_BINS = 6.0, 1000
 """The sigmoid comes from a table, as in word2vec; beyond it a pair counts as if it were at its edge."""
 
@@ -190,7 +192,7 @@ def train_windows(
     loss, looked = 0.0, 0
     for i in range(last):
         fetch_window(x, windows, i + AHEAD, last, behind, reach, dim)
-        count = 0
+        count = ZERO
         for j in range(low[i], high[i]):
             if j != i:
                 inputs[count] = words[j] * dim
@@ -236,7 +238,7 @@ def gather_rows(x: Floats, data: WordData, windows: Windows, last: int, work: Wo
     Says how many rows there are, and how many of them are inputs, which come first and in the order of the outputs.
     """
     words, _, _, negatives = windows
-    inputs = 0
+    inputs = ZERO
     for i in range(last):
         inputs = take_seat(words[i], work, inputs)
     taken = inputs
@@ -259,34 +261,37 @@ def gather_rows(x: Floats, data: WordData, windows: Windows, last: int, work: Wo
 
 
 @kernel
-def train_in_place(vector: CompiledVector, data: WordData, work: WordWork, last: int, lr: float) -> tuple[float, int]:
-    """Train the parameters themselves, without locks: the mean loss, and what became of the update."""
-    control, rows, worker = vector
-    close_read(control, worker, open_read(control, worker))
-    row = open_write(control, rows, worker, 2 * data.words * data.dim)
-    rate = lr * factor(control, worker, staleness(control, worker))
-    reach = data.text.window
-    loss = train_windows(rows[row], data.words, data.dim, work.windows, last, reach, work, data.sigmoid, rate)
-    return loss, close_write(control, worker, row)
+def train_batch(vector: CompiledVector, data: WordData, work: WordWork, last: int, lr: float) -> tuple[float, int]:
+    """One update by the windows up to `last`: their mean loss, and what became of it.
 
-
-@kernel
-def train_a_copy(vector: CompiledVector, data: WordData, work: WordWork, last: int, lr: float) -> tuple[float, int]:
-    """Train a copy of the rows that the windows have, then add what that changed."""
+    Without locks the shared rows themselves are trained, window by window. Else it is a copy of those rows, and what
+    that changed is added to the shared ones.
+    """
     control, rows, worker = vector
-    read = open_read(control, worker)
-    if read == NO_ROW:
-        return 0.0, BROKEN
-    taken, behind = gather_rows(rows[read], data, work.windows, last, work)
-    close_read(control, worker, read)
+    dim = 2 * data.words * data.dim
+    in_place = control[METHOD] == HOGWILD and control[HANDLING] < GAP
     at, seen, copy, step = work.touched
-    loss = train_windows(copy, behind, data.dim, work.windows, last, data.text.window, work, data.sigmoid, lr)
+    row = open_read(control, worker)
+    if row == NO_ROW:
+        return 0.0, BROKEN
+    if in_place:
+        x, behind, taken = rows[row], data.words, 0
+        close_read(control, worker, row)
+        row = open_write(control, rows, worker, dim)
+        lr *= factor(control, worker, staleness(control, worker))
+    else:
+        x = copy
+        taken, behind = gather_rows(rows[row], data, work.windows, last, work)
+        close_read(control, worker, row)
+    loss = train_windows(x, behind, data.dim, work.windows, last, data.text.window, work, data.sigmoid, lr)
+    if in_place:
+        return loss, close_write(control, worker, row)
     if not np.isfinite(loss):
         return loss, APPLIED
     scale = lr if lr > SMALLEST_LR else 1.0
     for k in range(taken * data.dim):
         copy[k] = (seen[k] - copy[k]) / np.float32(scale)
-    return loss, scatter(vector, 2 * data.words * data.dim, Touched(at, seen, copy, step), taken * data.dim, scale)
+    return loss, scatter(vector, dim, Touched(at, seen, copy, step), taken * data.dim, scale)
 
 
 @kernel
@@ -301,23 +306,18 @@ def skipgram_loop(
     log: Log,
 ) -> tuple[int, int]:
     """A worker's part of an epoch: batches taken, and how it ended. A sample is a piece of the text."""
-    control = near.vector.control
-    in_place = control[METHOD] == HOGWILD and control[HANDLING] < GAP
-    made = 0
+    made = ZERO
     begin_together(shared.control)
     while True:
         begin = take_batch(shared, near, 2 * data.words * data.dim, made, batch, order.size, lr)
         if begin < 0:
             return made, ~begin
         n = min(begin + batch, order.size) - begin
-        last = 0
+        last = ZERO
         for at in range(begin, begin + n):
             last = draw(data.text, order[at], work.random, work.windows, last)
         # The last batch of an epoch may be small; its pieces count as much as all others
-        if in_place:
-            loss, status = train_in_place(near.vector, data, work, last, lr / batch)
-        else:
-            loss, status = train_a_copy(near.vector, data, work, last, lr / batch)
+        loss, status = train_batch(near.vector, data, work, last, lr / batch)
         if not np.isfinite(loss):
             stop_all(shared.control)
             note(log, made, loss, n)

@@ -97,7 +97,7 @@ def random_bits(state: Words64) -> np.uint64:
 @kernel
 def below(bits: np.uint64, n: int) -> int:
     """A number from 0 to n - 1, from the high half of random bits."""
-    return int(((bits >> _HALF) * np.uint64(n)) >> _HALF)
+    return np.int64(((bits >> _HALF) * np.uint64(n)) >> _HALF)
 
 
 @kernel
