@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hocket.app import vectors
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -363,6 +364,8 @@ def launch(
 
     run_script(script, context.args, collected([""], settings, None))
 
+
+vectors.add_to(app)
 
 if __name__ == "__main__":
     main()
