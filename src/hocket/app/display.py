@@ -34,7 +34,8 @@ class Rates:
 
     def update(self, statuses: Sequence[Status]) -> float:
         now = time.monotonic()
-        if now - self._at >= 0.5 or not self.each:
+        moved = [s.samples for s in statuses] != self._last  # compiled workers tell it now and then
+        if (now - self._at >= 0.5 and moved) or now - self._at >= PLAIN_S or not self.each:
             before = self._last or [0] * len(statuses)
             span = max(now - self._at, 1e-9)
             self.each = [self._each * (s.samples - b) / span for s, b in zip(statuses, before, strict=True)]

@@ -57,12 +57,14 @@ class Pieces(Dataset[tuple[Pairs, Tensor]]):
         return self.take(torch.tensor([index]))
 
     def take(self, index: Tensor) -> tuple[Pairs, Tensor]:
+        return self.drawn(index, stream(self.seed, "judged") if self._fixed else int(torch.randint(2**62, ())))
+
+    def drawn(self, index: Tensor, seed: int) -> tuple[Pairs, Tensor]:
         """The windows of these pieces, and a target a piece, which says nothing."""
         from hocket.kernels.models.windows import Windows, draw  # Numba takes half a second to import
 
-        drawn = stream(self.seed, "judged") if self._fixed else int(torch.randint(2**62, ()))
         windows, end = Windows.empty(len(index) * self.text.piece, self.text.negative), 0
-        state = np.array([drawn], np.uint64)
+        state = np.array([seed], np.uint64)
         for piece in self._chosen[index.numpy()]:
             end = draw(self.text, int(piece), state, windows, end)
         return _pairs(windows, end, self.text.window), torch.zeros(len(index))
