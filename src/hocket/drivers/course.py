@@ -45,8 +45,7 @@ class Course:
         self.shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
         self.stride = max(round(plan.evaluate_every * self.shards.steps), 1)
         """Steps between two points of the learning curve."""
-        shown = dict(glance=task.glance, of_each=plan.own_metrics)
-        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test, **shown)
+        self.judge = Judge(self.rank, session.group, gradients, task, train, test, of_each=plan.own_metrics)
         self.ledger = Ledger()
         self.verdict: Verdict = "finished"
         self.steps_done: Callable[[], int] = self._steps_done

@@ -13,7 +13,7 @@ from torch import Tensor
 from hocket.core.comm import Comm, Rank
 from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
-from hocket.tasks import SampleSet
+from hocket.tasks import SampleSet, Task
 
 SHARE = 1024
 """Samples that are not worth sharing out: a forward pass has costs of its own."""
@@ -27,15 +27,14 @@ class Judge:
         rank: Rank,
         workers: Comm,
         gradients: Gradients,
-        metric: str,
+        task: Task,
         train: SampleSet,
         test: SampleSet,
         *,
-        glance: int,
         of_each: bool,
     ) -> None:
-        self._rank, self._workers, self._gradients, self._metric = rank, workers, gradients, metric
-        self._train, self._test, self._glance, self._of_each = train, test, glance, of_each
+        self._rank, self._workers, self._gradients, self._metric = rank, workers, gradients, task.metric_name
+        self._train, self._test, self._glance, self._of_each = train, test, task.glance, of_each
         self.curve: list[dict[str, Any]] = []
 
     def initial_loss(self) -> float:

@@ -30,7 +30,7 @@ class Lanes(types.Type):  # type: ignore[misc]
 lanes = Lanes()
 
 
-@register_model(Lanes)  # type: ignore[untyped-decorator]
+@register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _VECTOR)

@@ -20,7 +20,7 @@ def word_map(vectors: Embeddings, count: int) -> str:
     count = min(count, len(vectors.words))
     if count < FEWEST:
         raise UserError(f"a map needs {FEWEST} words or more, got {count}")
-    from sklearn.manifold import TSNE
+    from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 
     near = min(NEIGHBOURS, (count - 1) / 3)
     places = TSNE(metric="cosine", init="random", perplexity=near, random_state=0).fit_transform(
@@ -32,7 +32,8 @@ def word_map(vectors: Embeddings, count: int) -> str:
 def _scaled(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     low, high = places.min(0), places.max(0)
     room = np.array([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN])
-    return MARGIN + (places - low) / np.maximum(high - low, 1e-9) * room
+    scaled: np.ndarray[Any, Any] = MARGIN + (places - low) / np.maximum(high - low, 1e-9) * room
+    return scaled
 
 
 def _svg(words: list[str], places: np.ndarray[Any, Any]) -> str:

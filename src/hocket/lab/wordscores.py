@@ -81,7 +81,7 @@ def analogies(vectors: Embeddings, path: Path) -> Score:
 
 def similarity(vectors: Embeddings, path: Path) -> Score:
     """How well the cosines rank the pairs of the lines `a b number`."""
-    from scipy.stats import spearmanr
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
     rows = list(_rows(path, 3))
     pairs = [(vectors.number(a), vectors.number(b)) for a, b, _ in rows]

@@ -71,8 +71,9 @@ class Training:
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
                 display.note(warning)
-            for line in self.task.notes() if display and self.is_root else ():
-                display.note(line)
+            if display and self.is_root:
+                for line in self.task.notes():
+                    display.note(line)
             about = About(
                 self.plan,
                 self.task,

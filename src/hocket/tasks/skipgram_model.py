@@ -109,7 +109,7 @@ class SkipGram(BringsKernel):
         self.outputs = nn.Parameter(torch.zeros(words, dim))
 
     def forward(self, pairs: Pairs) -> Scores:
-        parts = zip(pairs.inputs.split(AT_ONCE), pairs.outputs.split(AT_ONCE), strict=True)
+        parts = zip(torch.split(pairs.inputs, AT_ONCE), torch.split(pairs.outputs, AT_ONCE), strict=True)
         scores = [self.inputs[inputs] @ self.outputs[outputs].mT for inputs, outputs in parts]
         return Scores(torch.cat(scores), pairs.weight)
 

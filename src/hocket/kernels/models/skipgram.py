@@ -33,7 +33,7 @@ AHEAD = 2
 """Windows between the fetching of a row and its use."""
 LOOKED_AT = 16
 """One window in so many has its loss computed."""
-ZERO = np.int64(0)
+ZERO: Any = np.int64(0)
 """Functions that are given a plain 0 would be compiled for it, and once more for all other numbers."""
 SCORE_MAX, SCORE_BINS = 6.0, 1000
 """The sigmoid comes from a table, as in word2vec; beyond it a pair counts as if it were at its edge."""

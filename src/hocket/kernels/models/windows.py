@@ -43,7 +43,9 @@ class Text(NamedTuple):
         """`sample` is the frequency above which words are left out more and more; 0 keeps all."""
         share = counts / counts.sum()
         kept = np.minimum((np.sqrt(share / sample) + 1) * sample / share, 1) if sample else np.ones(len(counts))
-        return cls(np.asarray(ids), _bits(kept), *alias_table(counts**POWER), window, negative, piece)
+        return cls(
+            np.asarray(ids), _bits(kept), *alias_table(counts.astype(np.float64) ** POWER), window, negative, piece
+        )
 
     @property
     def pieces(self) -> int:
@@ -97,7 +99,7 @@ def random_bits(state: Words64) -> np.uint64:
 @kernel
 def below(bits: np.uint64, n: int) -> int:
     """A number from 0 to n - 1, from the high half of random bits."""
-    return np.int64(((bits >> _HALF) * np.uint64(n)) >> _HALF)
+    return int(np.int64(((bits >> _HALF) * np.uint64(n)) >> _HALF))
 
 
 @kernel
