@@ -15,13 +15,15 @@ from hocket.core.errors import UserError
 from hocket.tasks import corpus, wordfiles
 from hocket.tasks.base import Task, task
 from hocket.tasks.corpus import Corpus
-from hocket.tasks.files import cache
+from hocket.tasks.files import DataFile, cache, find
 from hocket.tasks.footprint import check_fits
 from hocket.tasks.madeup import made_up_text
 from hocket.tasks.skipgram_model import Pieces, SkipGram, auc, pair_loss
 
 JUDGED = 8
 """Pieces of the text that the learning curve is about. They are trained on too: nothing of a text is held out."""
+TEXT8 = DataFile("text8", 100_000_000, "3bea1919949baf155f99411df5fada7e", zipped_as="text8.zip")
+MIRRORS = ("http://mattmahoney.net/dc/",)
 COPIES = 4
 """Of each parameter, at least: the model, the vector that workers share, and two while they are saved."""
 
@@ -68,7 +70,7 @@ class WordTask(Task):
 @task("word2vec")
 @dataclass(frozen=True)
 class Word2Vec:
-    """Word vectors by skip-gram with negative sampling: a text (--data FILE, plain or gz), or a small made-up one."""
+    """Word vectors by skip-gram with negative sampling: a text (--data FILE), text8 (--data DIR), or a made-up one."""
 
     name: ClassVar[str]
     dim: int = 100
@@ -127,7 +129,8 @@ class Word2Vec:
         if data is None:
             found = made_up_text(seed)
         else:
-            found = corpus.read(data, self.min_count, self.strict, cache() / "corpora")
+            (path,) = find([TEXT8], "text", MIRRORS, data) if data.is_dir() else (data,)
+            found = corpus.read(path, self.min_count, self.strict, cache() / "corpora")
         drawn = windows.Text.of(found.ids, found.counts, self.window, self.negative, self.sample, self.piece)
         every = np.arange(drawn.pieces)
         judged = np.unique(np.linspace(0, drawn.pieces - 1, JUDGED).astype(np.int64))
