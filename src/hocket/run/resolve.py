@@ -29,7 +29,8 @@ MOST = 2**53
 def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     """The plan that a spec stands for. `samples` is how many the task trains on."""
     check_numbers(spec)
-    chosen = strategy.make(spec.strategy)
+    named = spec.strategy or task.strategy
+    chosen = strategy.make(named)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)
     optimizer: str = _given(spec, task, "optimizer")
@@ -42,7 +43,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         task=spec.task,
         data=spec.data or "",
         test_data=spec.test_data or "",
-        strategy=spec.strategy,
+        strategy=named,
         workers=workers,
         steps=spec.steps or Shards(samples, workers, batch, spec.seed).steps * _given(spec, task, "epochs"),
         batch=batch,
