@@ -34,7 +34,8 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     check_numbers(spec)
     if spec.target is not None:
         task.check_target(spec.target)
-    chosen = strategy.make(spec.strategy)
+    named = spec.strategy or task.strategy
+    chosen = strategy.make(named)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)
     compressor_for(spec.compress, chosen)
@@ -52,12 +53,13 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         task=spec.task,
         data=spec.data or "",
         test_data=spec.test_data or "",
-        strategy=spec.strategy,
+        strategy=named,
         workers=workers,
         steps=spec.steps or Shards(samples, workers, batch, spec.seed).steps * _given(spec, task, "epochs"),
         batch=batch,
         lr=lr,
         lr_decay=_given(spec, task, "lr_decay"),
+        lr_falls=task.lr_falls,
         scale_lr=spec.scale_lr,
         warmup=spec.warmup,
         momentum=_momentum(spec, task, optimizer),
