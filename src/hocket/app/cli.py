@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hocket.app import pictures, splitting
+from hocket.app import pictures, splitting, vectors
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -386,6 +386,8 @@ def launch(
 
     run_script(script, context.args, collected([""], settings, None), module=module, out=out, force=force)
 
+
+vectors.add_to(app)
 
 if __name__ == "__main__":
     main()

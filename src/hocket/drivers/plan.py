@@ -65,6 +65,8 @@ class Plan:
     lr: float
     lr_decay: float
     """What the learning rate is multiplied by after every epoch."""
+    lr_falls: bool
+    """Whether the rate falls linearly, to 0 at the end of the run."""
     scale_lr: bool
     warmup: float
     """Epochs over which the learning rate rises to its full height."""

@@ -36,20 +36,19 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     check_numbers(spec)
     if spec.target is not None:
         task.check_target(spec.target)
-    chosen = strategy.make(spec.strategy)
-    layout = Layout.parse(spec.layout)
+    named = spec.strategy or task.strategy
+    chosen, layout = strategy.make(named), Layout.parse(spec.layout)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     if spec.layout:
         workers = layout.over(spec.workers).data
     chosen.check(workers)
-    check_layout(layout, chosen)
     compressor_for(spec.compress, chosen)
     optimizer: str = _given(spec, task, "optimizer")
     validation = _validation(spec, task)
     samples -= validation_samples(validation, samples)
     batch: int = _given(spec, task, "batch") * spec.accumulate
     if layout.ranks > 1:
-        _check_split(spec, task, layout, optim.parse(optimizer)[0])
+        _check_split(spec, task, layout, chosen, optim.parse(optimizer)[0])
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_batch(workers, batch, samples)
     if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
@@ -60,12 +59,13 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         task=spec.task,
         data=spec.data or "",
         test_data=spec.test_data or "",
-        strategy=spec.strategy,
+        strategy=named,
         workers=workers,
         steps=spec.steps or Shards(samples, workers, batch, spec.seed).steps * _given(spec, task, "epochs"),
         batch=batch,
         lr=lr,
         lr_decay=_given(spec, task, "lr_decay"),
+        lr_falls=task.lr_falls,
         scale_lr=spec.scale_lr,
         warmup=spec.warmup,
         momentum=_momentum(spec, task, optimizer),
@@ -93,8 +93,9 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     return plan
 
 
-def _check_split(spec: RunSpec, task: Task, layout: Layout, optimizer: str) -> None:
+def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:
     """Refuse what needs a whole model, where each rank has a part of it."""
+    check_layout(layout, chosen)
     if optimizer not in optim.ELEMENTWISE:
         raise UserError(f"optimizer {optimizer} looks at whole layers, and a layout splits them; use sgd or adam")
     if layout.pipeline == 1:

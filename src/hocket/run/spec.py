@@ -48,7 +48,10 @@ class RunSpec:
 
     task: str = field(metadata=_about("", commands=(), fixed=True))
     strategy: str = setting(
-        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=ONE
+        "",
+        "How workers agree, such as local-sgd:every=16. [the task's: allreduce, word2vec: hogwild]",
+        short="-s",
+        commands=ONE,
     )
     workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
     layout: str = setting("", "How a model is split over ranks, such as tensor=2 or pipeline=2,data=2. [not at all]")

@@ -79,7 +79,8 @@ class Training:
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root:
-                for note in filter(None, (idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train))):
+                told = idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train), *self.task.notes()
+                for note in filter(None, told):
                     display.note(note)
             about = About(
                 self.plan,
@@ -131,6 +132,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     if task is not None and not spec.task:
         spec = dataclasses.replace(spec, task=find_name(task) or "")
     task = task or load_task(spec.task, spec.seed, spec.data, spec.test_data)
+    spec = dataclasses.replace(spec, strategy=spec.strategy or task.strategy)
     with blaming("Task.data"):
         all_samples, test_samples = task.load()
     text, reason = named_engine(spec)
