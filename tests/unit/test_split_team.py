@@ -68,6 +68,82 @@ def test_a_loop_goes_on_with_another_layout(tmp_path: Path) -> None:
     assert_same(loop(3, "tensor=3", tmp_path / "file", epochs=1), loop(1, ""))
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco:every=3", "gossip"])
+def test_what_all_parts_have_stays_alike_under_compression(strategy: str) -> None:
+    """Each of them loses something else."""
+
+    def main(rank: Rank) -> dict[str, Tensor]:
+        model = copy.deepcopy(start)
+        with hocket.join(strategy, layout="tensor=2,data=2", compress="topk:0.2") as team:
+            model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+            for x, y in team.shard(TensorDataset(*doubled()), 8):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return {name: p.detach() for name, p in model.named_parameters() if "own" not in name}
+
+    torch.manual_seed(0)
+    start = perceptron()
+    first, second, *_ = on_threads(main, 4)
+    assert len(first) > 2
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_judging_a_split_model_of_several() -> None:
+    """`evaluate` sees what one process would; what it says is not counted, and the result is of all ranks."""
+
+    def main(rank: Rank) -> Any:
+        models = [copy.deepcopy(model) for model in start]
+        with hocket.join(layout=layout) as team:
+            pairs = [team.prepare(m, torch.optim.SGD(m.parameters(), lr=0.05)) for m in models]
+            for x, y in team.shard(TensorDataset(*doubled()), 8):
+                for model, optimizer in pairs:
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+            sent = team.bytes_sent
+            loss = team.evaluate(lambda a, b: float(F.cross_entropy(a(doubled()[0]) + b(doubled()[0]), doubled()[1])))
+            assert team.bytes_sent == sent
+            states = [team.state_dict(model) for model, _ in pairs]
+        return loss, states, team.result()
+
+    torch.manual_seed(0)
+    start = [perceptron(), perceptron()]
+    layout = ""
+    alone, whole, of_whole = on_threads(main, 2)[0]
+    layout = "tensor=2,data=2"
+    loss, states, result = on_threads(main, 4)[0]
+    assert loss == pytest.approx(alone)
+    for mine, theirs in zip(states, whole, strict=True):
+        assert_same(mine, theirs)
+    assert (result.workers, result.layout, len(result.per_worker)) == (4, "data=2,tensor=2", 2)
+    assert result.parameters == 2 * sum(p.numel() for p in start[0].parameters())
+    assert_same(result.state, of_whole.state)
+
+
+@pytest.mark.parametrize("kind", [1.0, 2.0, float("inf")])
+def test_norms_are_those_of_the_whole_model(kind: float) -> None:
+    def main(rank: Rank) -> list[float]:
+        model = copy.deepcopy(start)
+        with hocket.join(layout=layout) as team:
+            model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+            some = [p for name, p in model.named_parameters() if "bias" in name]
+            found = []
+            for parameters in (model.parameters(), some):
+                optimizer.zero_grad()
+                F.cross_entropy(model(doubled()[0]), doubled()[1]).backward()
+                norm = team.clip_grad_norm_(parameters, 0.01, kind)
+                optimizer.step()
+                found.append(float(norm))
+        return found
+
+    torch.manual_seed(0)
+    start, layout = perceptron(), ""
+    expected = on_threads(main, 1)[0]
+    layout = "tensor=3"
+    assert on_threads(main, 3) == [pytest.approx(expected)] * 3
+
+
 @pytest.mark.parametrize(
     ("ranks", "layout", "line"),
     [

@@ -151,6 +151,11 @@ class Session:
         status.step = worker.step
         status.samples += int(g.samples)
         self._steps.send(g)
+        self._parameters_changed()
+
+    def _parameters_changed(self) -> None:
+        if self._memory is not None:
+            self.portion.make_alike()  # each rank has lost something else
         self.replica.spread()
 
     def count(self, steps: int, samples: int) -> None:
@@ -166,7 +171,7 @@ class Session:
         try:
             self._steps.send(None)
         except StopIteration:
-            self.replica.spread()
+            self._parameters_changed()
             return
         raise AssertionError("a strategy must end when it is sent None")
 

@@ -60,4 +60,4 @@ def place(
         part = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)
     replica = Replica(part, device)
-    return Placed(replica, PartOfIt(outline, replica, found, mesh.model, counts=mesh.within.rank == 0))
+    return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within))

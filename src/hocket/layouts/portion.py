@@ -59,6 +59,10 @@ class Portion(Protocol):
     def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
         """A norm of some tensors, of each of which this is what the rank has, by the names of its own parameters."""
 
+    def make_alike(self) -> None:
+        """Parameters that several ranks have whole become those of the first one, for what may treat them differently
+        on each."""
+
 
 class AllOfIt:
     """A rank that has the whole model."""
@@ -70,8 +74,7 @@ class AllOfIt:
         return state
 
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
-        if "alone" in state:
-            raise UserError(_OTHER_LAYOUT)
+        _check_whole(state)
         return state
 
     def state_dict(self) -> Tensors:
@@ -89,6 +92,9 @@ class AllOfIt:
 
     def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
         return get_total_norm(own.values(), kind)
+
+    def make_alike(self) -> None:
+        pass
 
 
 class Outline:
@@ -125,8 +131,7 @@ class Outline:
 
 class PartOfIt:
     """A rank that has a part. `comm` has all ranks with parts of this model; the first of them puts it together.
-
-    `counts`: where several ranks have the same tensor, this is the one whose copy counts in a norm.
+    `within` has those with parts of the same layers, who may have some tensors alike: the first one's copy counts.
     """
 
     def __init__(
@@ -135,11 +140,10 @@ class PartOfIt:
         replica: Replica,
         origins: dict[str, tuple[str, Cut]],
         comm: Comm,
-        *,
-        counts: bool,
+        within: Comm,
     ) -> None:
         self._outline, self._replica, self._origins, self._comm = outline, replica, origins, comm
-        self.parameters, self._counts = outline.parameters, counts
+        self.parameters, self._within, self._counts = outline.parameters, within, within.rank == 0
         self.optimized: list[str] = []
         """Where the optimizer has the parameters one by one, in the user's loop: their names in the whole model."""
         self._cut_of = dict(origins.values())
@@ -186,30 +190,29 @@ class PartOfIt:
         return found | alone
 
     def _taken_out(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A compressor remembers residuals, one element for each parameter, and what belongs to no element, such as
-        factors of layers. The latter is taken out and kept rank by rank: it is of use to the same parts alone."""
+        """What a compressor remembers is kept rank by rank too. Of tensors that several ranks have alike each has lost
+        something else; and some vectors, such as factors of layers, are not of the model's elements: those are taken
+        out of what is put together, and are of use to the same parts alone."""
         kept = state.get("kept", {})
         if _COMPRESSOR not in kept:
             return state, {}
         memory: Tensors = kept[_COMPRESSOR]
-        own = {name: tensor for name, tensor in memory.items() if not self._is_of_the_model(tensor)}
-        rest = {name: tensor for name, tensor in memory.items() if name not in own}
-        everyone = self._gathered_by_name(self._replica.fingerprint(), own)
-        alone = {"alone": everyone} if any(tensors for _, tensors in everyone) else {}
-        return state | {"kept": kept | {_COMPRESSOR: rest}}, alone
+        everyone = self._gathered_by_name(self._replica.fingerprint(), memory)
+        of_the_model = {name: tensor for name, tensor in memory.items() if self._is_of_the_model(tensor)}
+        return state | {"kept": kept | {_COMPRESSOR: of_the_model}}, {"alone": everyone}
 
     def _of_this_rank_alone(self, state: dict[str, Any]) -> Tensors:
-        """What was taken out for this rank; refuses what was kept of other parts."""
+        """What was kept of this very part; nothing where another layout can do without, else that is refused."""
+        everyone: list[tuple[str, Tensors]] = state.get("alone", [])
+        if len(everyone) == self._comm.size:
+            mark, own = everyone[self._comm.rank]
+            if mark == self._replica.fingerprint():
+                return own
         memory: Tensors = state["kept"].get(_COMPRESSOR, {})
         if any(len(tensor) not in (self._outline.parameters, self._outline.numel) for tensor in memory.values()):
             raise UserError(_OTHER_LAYOUT)
-        if "alone" not in state:
-            return {}
-        everyone: list[tuple[str, Tensors]] = state["alone"]
-        mark, own = everyone[self._comm.rank] if len(everyone) == self._comm.size else ("", {})
-        if mark != self._replica.fingerprint():
-            raise UserError(_OTHER_LAYOUT)
-        return own
+        _check_whole(state)
+        return {}
 
     def _parameter(self, name: str) -> str:
         """The parameter that a tensor of the optimizer's state belongs to, in the user's loop; empty elsewhere."""
@@ -285,6 +288,16 @@ class PartOfIt:
             norm = norm ** (1 / kind)
         return norm.to(self._replica.x).reshape(())
 
+    def make_alike(self) -> None:
+        places = zip(self._replica.names, self._replica.places, strict=True)
+        whole = [place for name, place in places if self._origins[name][1].index is None]
+        if self._within.size == 1 or not whole:
+            return
+        flat = torch.cat([place.reshape(-1) for place in whole])
+        self._within.broadcast(flat)
+        for place, values in zip(whole, torch.split(flat, [place.numel() for place in whole]), strict=True):
+            place.copy_(values.view(place.shape))
+
     def fingerprint(self) -> str:
         return self._outline.fingerprint
 
@@ -330,6 +343,13 @@ class PartOfIt:
             messages = [comm.recv(r, _TAG)[1] for _ in range(head.ints[0])]
             everyone.append((head.kind, {msg.kind: msg.tensors[0].clone() for msg in messages}))
         return everyone
+
+
+def _check_whole(state: dict[str, Any]) -> None:
+    """Refuse a state in which a compressor has something that could not be put together."""
+    together = state["kept"].get(_COMPRESSOR, {})
+    if any(name not in together for _, tensors in state.get("alone", []) for name in tensors):
+        raise UserError(_OTHER_LAYOUT)
 
 
 def origins(outline: Outline, part: nn.Module) -> dict[str, tuple[str, Cut]]:
