@@ -50,7 +50,7 @@ def gather(comm: Comm, part: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 def add_up(comm: Comm, part: Tensor) -> Tensor:
     """The sum of all ranks' tensors, without a gradient."""
     total = part.detach().clone(memory_format=torch.contiguous_format)
-    comm.all_reduce(total)
+    comm.all_reduce(total.view(-1))
     return total
 
 
