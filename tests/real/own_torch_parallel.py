@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ def main() -> None:
         if team.rank == 0:
             for name, state in others.items():
                 assert_same(whole, state)
-                print(f"{name}: the same", file=sys.stderr)
+                print(f"{name}: the same")
 
 
 if __name__ == "__main__":
