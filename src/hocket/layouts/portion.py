@@ -228,7 +228,7 @@ class PartOfIt:
         if not parts:
             return own
         found = own.new_zeros(whole.numel())
-        for index, part in zip(indices, parts, strict=True):
+        for index, part in reversed([*zip(indices, parts, strict=True)]):
             found[index] = part.to(own.device)
         return found.view(shape)
 
