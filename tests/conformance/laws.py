@@ -18,8 +18,8 @@ from hocket.core.replica import Gradient, Replica
 from hocket.core.state import Kept
 from hocket.core.weight import Weight
 from hocket.core.worker import Worker
-from hocket.drivers.own_loop import run_rank
 from hocket.drivers.joining import join
+from hocket.drivers.own_loop import run_rank
 from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
 from hocket.strategies import strategy
