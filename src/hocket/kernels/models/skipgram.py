@@ -25,7 +25,7 @@ from hocket.kernels.memory.updates import begin_together, close_read, close_writ
 from hocket.kernels.memory.words import APPLIED, BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
 from hocket.kernels.models.family import BROKEN_LOCK, DIVERGED, Kernel, KernelWorker, Log, note, stop_all, take_batch
 from hocket.kernels.models.windows import Text, Windows, Words64, draw
-from hocket.kernels.prefetch import prefetch
+from hocket.kernels.nearness import prefetch
 
 GROUP = 6
 """Outputs that are scored and changed together: a centre and five negatives, in as many registers."""
