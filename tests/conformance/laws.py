@@ -58,7 +58,7 @@ def spec(workers: int, **settings: Any) -> RunSpec:
 
 def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float] | None:
     """The replica (parameters and buffers) that this rank ends with; None on a server."""
-    servers = strategy.make(wanted.strategy).server_ranks()
+    servers = strategy.make(wanted.strategy or task.strategy).server_ranks()
     train, test = task.load()
     plan = resolve(dataclasses.replace(wanted, workers=rank.comm.size - servers), task, len(train))
     made: list[nn.Module] = []
