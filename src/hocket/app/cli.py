@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hocket.app import pictures
+from hocket.app import pictures, studying
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -351,6 +351,7 @@ def list_() -> None:
 
 app.command()(pictures.report)
 app.command()(pictures.watch)
+app.command()(studying.study)
 
 
 @app.command(

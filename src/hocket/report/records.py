@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.run.train import brief
 
 _RESULT, _SPEC = "result.json", "spec.toml"
 _DEEPEST = 4
@@ -144,11 +145,11 @@ def grouped(records: Sequence[Record]) -> list[Group]:
     for record in records:
         by_key.setdefault(record.key(), []).append(record)
     groups = list(by_key.values())
-    differing = _differing([group[0] for group in groups])
-    return [Group(_name(group[0], differing), group) for group in groups]
+    names = differing([group[0] for group in groups])
+    return [Group(label(group[0], names), group) for group in groups]
 
 
-def _differing(firsts: list[Record]) -> list[str]:
+def differing(firsts: list[Record]) -> list[str]:
     """Settings that tell groups apart beside strategy, workers, engine and driver."""
     names = dict.fromkeys(name for record in firsts for name in record.spec)
     usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
@@ -159,7 +160,12 @@ def _differing(firsts: list[Record]) -> list[str]:
     return found
 
 
-def _name(record: Record, differing: Sequence[str]) -> str:
-    words = [str(record["strategy"])]
-    words += [f"{name}={record.setting(name)}" for name in differing if record.setting(name) is not None]
-    return " ".join(words) + f" × {record['workers']}"
+def label(record: Record, names: Sequence[str], with_workers: bool = True) -> str:
+    """What is run there: the strategy, these settings where they have a value, and how many workers."""
+    words = [brief(str(record["strategy"]))]
+    words += [f"{name}={_short(record.setting(name))}" for name in names if record.setting(name) not in (None, {})]
+    return " ".join(words) + f" × {record['workers']}" * with_workers
+
+
+def _short(value: Any) -> str:
+    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
