@@ -8,8 +8,10 @@ from hocket.version import __version__
 
 if TYPE_CHECKING:
     from hocket.app.api import (
+        Comm,
         CommError,
         DeadlineExceeded,
+        Message,
         RankFailed,
         Result,
         RunSpec,
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "compare", "fit", "join", "resume", "tune",
+    "Comm", "CommError", "DeadlineExceeded", "Message", "RankFailed", "Result", "RunSpec", "Task", "Team",
+    "UserError", "__version__", "compare", "fit", "join", "resume", "tune",
 ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ CASES = [
     ([*DIGITS, "--strategy", "local-sgd:post_local=-1"], "post_local must be 0 or more"),
     ([*DIGITS, "--strategy", "diloco:every=0"], "every must be 1 or more"),
     ([*DIGITS, "--strategy", "diloco:momentum=1"], "momentum must be at least 0 and less than 1"),
-    ([*DIGITS, "--strategy", "allreduce:algorithm=rung"], "must be one of native, ring, halving, tree"),
+    ([*DIGITS, "--strategy", "allreduce:algorithm=rung"], "must be one of auto, native, ring, halving, tree"),
     ([*DIGITS, "--strategy", "gossip", "--workers", "1"], "gossip needs 2 or more workers"),
     ([*DIGITS, "--strategy", "gossip:graph=torus", "--workers", "5"], "5 workers form no torus"),
     ([*DIGITS, "--warmup", "-1"], "warmup must be 0 or more epochs"),

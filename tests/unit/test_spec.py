@@ -41,6 +41,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 FIELDS = dict(
     task=words,
     strategy=words,
+    compress=words,
     engine=st.none() | words,
     driver=st.sampled_from(["auto", "compiled", "pytorch"]),
     workers=st.none() | st.integers(),
@@ -71,6 +72,7 @@ FIELDS = dict(
     checkpoint_every=st.just("") | words,
     hosts=st.just("") | words,
     mpiexec=st.just("") | words,
+    bind=st.sampled_from(["auto", "none", "core"]),
     sim=st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Sim)]), words),
 )
 

@@ -58,7 +58,7 @@ class TestWhatIsTried:
 
     def test_options_of_the_strategy(self) -> None:
         assert values("every") == [1, 2, 4, 8, 16]
-        assert values("algorithm", strategy="allreduce") == ["native", "ring", "halving", "tree"]
+        assert values("algorithm", strategy="allreduce") == ["auto", "native", "ring", "halving", "tree"]
         assert values("mode", strategy="server")[:2] == ["sync", "async"]
 
     def test_only_batches_that_a_shard_holds(self) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from hocket.app.display import choose
 from hocket.app.options import takes_keywords
+from hocket.core.comm import Comm
 from hocket.core.errors import CommError, DeadlineExceeded, RankFailed, UserError
+from hocket.core.message import Message
 from hocket.drivers.joining import join
 from hocket.drivers.team import Team
 from hocket.lab.compare import plan as plan_comparison
@@ -24,8 +26,8 @@ from hocket.tasks import Task
 from hocket.version import __version__
 
 __all__ = [
-    "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "compare", "fit", "join", "resume", "tune",
+    "Comm", "CommError", "DeadlineExceeded", "Message", "RankFailed", "Result", "RunSpec", "Task", "Team",
+    "UserError", "__version__", "compare", "fit", "join", "resume", "tune",
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hocket.app import pictures, studying
+from hocket.app import pictures, studying, vectors
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -321,6 +321,14 @@ def demo(
     show(choose(quiet=False), engine, svg)
 
 
+@app.command()
+def clean() -> None:
+    """Remove decoded data sets from the cache; they are decoded again when they are needed."""
+    from hocket.tasks.decoded import place, remove
+
+    _say(f"removed {remove() / 1e6:.0f} MB from {place()}")
+
+
 @app.command(name="list")
 def list_() -> None:
     """Show the tasks, strategies, engines, compressors, optimizers and schedules, with their options."""
@@ -378,6 +386,8 @@ def launch(
 
     run_script(script, context.args, collected([""], settings, None), module=module, out=out, force=force)
 
+
+vectors.add_to(app)
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,9 @@ def summary(result: Result) -> None:
         ("verdict", result.verdict),
         ("time", time),
         ("engine", f"{result.engine}, {result.driver}"),
-        ("samples/s", number(result.samples_per_s, ",.0f")),
+        ("samples/s", number(result.samples_per_s, ",.0f"))
+        if result.words_per_s is None
+        else ("words/s", number(result.words_per_s, ",.0f")),
         ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),

@@ -92,7 +92,8 @@ class CompiledWorkers:
         course, plan, steps = self._course, self._course.plan, self._course.shards.steps
         while (done := self._steps_done()) < plan.steps:
             epoch, batches = self._at
-            until = min((done // course.stride + 1) * course.stride, (epoch + 1) * steps, plan.steps)
+            ends = (done // each * each + each for each in (course.stride, course.schedule.held))
+            until = min(*ends, (epoch + 1) * steps, plan.steps)
             wanted = (until - epoch * steps) * plan.workers  # batches of the epoch, until somebody looks at the model
             handed_out = self._run_stretch(epoch, batches, wanted)
             with course.clock.paused():
@@ -128,7 +129,8 @@ class CompiledWorkers:
                 shared.control[NEXT] = first
             session.group.barrier()
         began_s, began_ns = course.clock.now(), time.monotonic_ns()
-        end = self._thread.run_epoch(shared, order, course.schedule.at(epoch * course.shards.steps + 1))
+        middle = epoch * course.shards.steps + (first + last) // 2 // course.plan.workers + 1
+        end = self._thread.run_epoch(shared, order, course.schedule.at(middle))
         if end == BROKEN_LOCK:
             name = session.strategy.name
             raise CommError(f"worker {session.worker.rank} could not get the {name} before the deadline")

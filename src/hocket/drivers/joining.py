@@ -15,6 +15,7 @@ from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import UserError
 from hocket.core.status import Status
+from hocket.drivers.plan import compressor_for
 from hocket.drivers.team import Team
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
@@ -25,13 +26,16 @@ from hocket.strategies import strategy as strategies
 
 
 @contextmanager
-def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLINE_S) -> Iterator[Team]:
+def join(
+    strategy: str = "allreduce", *, compress: str = "none", seed: int = 0, deadline: float = DEADLINE_S
+) -> Iterator[Team]:
     """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
 
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
     chosen = strategies.make(strategy)
+    compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
     if missing := chosen.needs - rank.offers:
@@ -44,7 +48,7 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
         )
     chosen.check(workers)
-    team = Team(rank, chosen, strategy, workers, seed)
+    team = Team(rank, chosen, strategy, workers, seed, compressor)
     try:
         try:
             yield team

@@ -17,8 +17,6 @@ from hocket.drivers.gradients import Gradients
 from hocket.drivers.report import model_bytes
 from hocket.tasks import SampleSet, Task
 
-INITIAL_SAMPLES = 2048
-"""Training samples that the loss before the first step is taken over."""
 SHARE = 1024
 """Samples that are not worth sharing out: a forward pass has costs of its own."""
 
@@ -61,7 +59,7 @@ class Judge:
 
     def initial_loss(self) -> float:
         """The training loss of the model as it is; all workers call it together."""
-        chosen = min(INITIAL_SAMPLES, len(self._train))
+        chosen = min(self._task.glance, len(self._train))
         sums = self._gradients.evaluate(self._train, self._share(chosen))
         self._workers.all_reduce(sums)
         return float(sums[0]) / chosen

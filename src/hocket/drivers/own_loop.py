@@ -28,13 +28,10 @@ from hocket.tasks import SampleSet, Task
 
 def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
     """One rank's part in a run: the first are workers, those behind them servers."""
+    if rank.comm.rank >= plan.workers:
+        return serve_rank(rank, plan, task)
     device = device_of(plan.device, rank.comm.rank)
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # or the speed-up over one worker is fake
-    session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))
-    replica = Replica(task.build_model(plan.seed), device)
-    if session.is_server:
-        return _serve(session, plan, replica)
+    session, replica = _session(rank, plan, task, device)
     train, validation = held_back(plan, task, train)
     piece, autocast = plan.batch // plan.accumulate, plan.autocast != "none"
     source = WholeModel(task, replica, train.to(device), piece=piece, autocast=autocast)
@@ -71,10 +68,20 @@ def _step_of(optimizer: torch.optim.Optimizer, plan: Plan, g: Tensor) -> Callabl
     return optim.clipped(optim.step_of(optimizer), g, plan.clip if plan.made_strategy.lockstep else 0.0)
 
 
-def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:
-    """The life of a server rank."""
+def _session(rank: Rank, plan: Plan, task: Task, device: torch.device) -> tuple[Session, Replica]:
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # or the speed-up over one worker is fake
+    session = Session(
+        rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace), plan.made_compressor
+    )
+    return session, Replica(task.build_model(plan.seed), device)
+
+
+def serve_rank(rank: Rank, plan: Plan, task: Task) -> dict[str, Any]:
+    """The life of a server rank, which needs no samples."""
+    session, replica = _session(rank, plan, task, device_of(plan.device, rank.comm.rank))
     x, g = session.part_of(replica.x), session.part_of(replica.g)
-    # Before all begin: torch imports a second's worth of modules for its first optimizer
+    # Before all begin: torch may have a second's worth of modules to import for it
     optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
     session.begin(replica)
     clock = session.rank.clock

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hocket.compress import Compressor, Identity, make
+from hocket.core.errors import UserError
 from hocket.strategies import Strategy, strategy
 
 
@@ -36,6 +38,14 @@ class Cadence:
     seconds: float = math.inf
 
 
+def compressor_for(text: str, chosen: Strategy) -> Compressor:
+    """The compressor that a text describes, if there is anything for it to do under a strategy."""
+    made = make(text)
+    if not isinstance(made, Identity) and not chosen.sends:
+        raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave compress out")
+    return made
+
+
 @dataclass(frozen=True)
 class Plan:
     """One training, decided. `strategy` and `task` are texts, so that a fresh process can make them again."""
@@ -54,6 +64,8 @@ class Plan:
     lr: float
     lr_decay: float
     """What the learning rate is multiplied by after every epoch."""
+    lr_falls: bool
+    """Whether the rate falls linearly, to 0 at the end of the run."""
     scale_lr: bool
     warmup: float
     """Epochs over which the learning rate rises to its full height."""
@@ -86,6 +98,11 @@ class Plan:
     """The checkpoint to go on from; empty is a new start."""
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
+    compress: str = "none"
+
+    @cached_property
+    def made_compressor(self) -> Compressor:
+        return make(self.compress)
 
     @cached_property
     def made_strategy(self) -> Strategy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,10 +10,13 @@ import torch
 from hocket.drivers.plan import Plan
 from hocket.optim.schedules import Rates
 
+RATES = 100
+"""Rates of a run whose rate falls, where compiled workers take the steps: they hold one for a while."""
+
 
 class Schedule:
-    """Linear scaling, reached by a gradual warm-up (Goyal 2017), decay from epoch to epoch, and one of PyTorch's
-    schedules; their factors are multiplied."""
+    """Linear scaling, reached by a gradual warm-up (Goyal 2017), decay from epoch to epoch, a linear fall to 0, and
+    one of PyTorch's schedules; their factors are multiplied."""
 
     def __init__(self, plan: Plan, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> None:
         self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
@@ -22,6 +26,9 @@ class Schedule:
         self._decay = plan.lr_decay
         self._rates = rates_of(plan, steps_per_epoch)
         self._now: dict[str, Any] = {}
+        self._falls_over = plan.steps if plan.lr_falls else math.inf
+        self.held = max(plan.steps // RATES, 1) if plan.lr_falls else plan.steps
+        """Steps that compiled workers take at one rate, at most."""
         self.set(1)
 
     def at(self, step: int) -> float:
@@ -33,7 +40,7 @@ class Schedule:
         part = min(step / self._warmup_steps, 1.0) if self._warmup_steps else 1.0
         rate = self._start + part * (self._full - self._start)
         epoch = (step - 1) // self._steps_per_epoch
-        rate *= self._decay**epoch
+        rate *= self._decay**epoch * max(1 - (step - 0.5) / self._falls_over, 0.0)  # a run may be made longer
         if self._rates is None:
             return {"lr": rate}
         found = self._rates.at(step - 1 if self._rates.per_step else epoch)

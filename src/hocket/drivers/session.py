@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.compress import Compressor, Identity
+from hocket.compress.averaging import CompressedMeans
+from hocket.compress.channel import Compressed
+from hocket.compress.memory import Memory
 from hocket.core.comm import Comm, Rank
 from hocket.core.forward import Mailbox, OnDevice
-from hocket.core.message import Message
+from hocket.core.means import Mean, weighted_mean
+from hocket.core.message import Message, Seal, as_it_is
 from hocket.core.replica import Gradient, Replica
 from hocket.core.seeds import generators, restore_generators
 from hocket.core.serving import Frame, Server, parts
@@ -36,7 +41,14 @@ class Session:
     """
 
     def __init__(
-        self, rank: Rank, strategy: Strategy, workers: int, seed: int, device: torch.device, trace: Trace | None = None
+        self,
+        rank: Rank,
+        strategy: Strategy,
+        workers: int,
+        seed: int,
+        device: torch.device,
+        trace: Trace | None = None,
+        compressor: Compressor | None = None,
     ) -> None:
         self.rank, self.strategy, self.workers, self._seed = rank, strategy, workers, seed
         self.is_server = rank.comm.rank >= workers
@@ -50,6 +62,8 @@ class Session:
         self.world = self._metered(self._on_device(rank.comm)) if strategy.server_ranks() else self.comm
         self.compile_s = 0.0
         self._kept = Kept()
+        compresses = compressor is not None and not isinstance(compressor, Identity)
+        self._memory = Memory(compressor, self._kept, seed, rank.comm.rank) if compressor and compresses else None
 
     def _on_device(self, comm: Comm) -> Comm:
         return comm if self._device.type == "cpu" else OnDevice(comm, self._device)
@@ -64,6 +78,8 @@ class Session:
         self.replica = replica
         self.rank.status.step = self.rank.status.samples = 0
         with self.rank.clock.paused():
+            if self._memory is not None:
+                self._memory.warm_up()
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             replica.spread()
@@ -80,9 +96,13 @@ class Session:
         """Make the worker; `start` follows. `batch` is a full one's samples, where that is known; `sharing` takes the
         place of the strategy's own."""
         self.optimizer = optimizer
+        comm, seal = self._compressed(self.comm)
+        world, _ = self._compressed(self.world)
+        mixing = 1.0 if self._memory is None else self._memory.scheme.mixing
         self.worker = worker = Worker(
-            self.comm, self.rank.clock, self.replica, optimizer, self._seed,
-            self.replica.stepping(optimizer, optimizer_step), self.world, self._kept, self._served, batch,
+            comm, self.rank.clock, self.replica, optimizer, self._seed,
+            self.replica.stepping(optimizer, optimizer_step), world, self._kept, self._served, batch,
+            self._mean(), seal, mixing,
         )  # fmt: skip
         sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:
@@ -92,6 +112,18 @@ class Session:
             self.rank.status.operation = "compute"
             self.compile_s += time.perf_counter() - began
         return worker
+
+    def _compressed(self, comm: Comm) -> tuple[Comm, Seal]:
+        if self._memory is None:
+            return comm, as_it_is
+        compressed = Compressed(comm, self._memory, self.replica.x.dtype)
+        return compressed, compressed.seal
+
+    def _mean(self) -> Mean:
+        if self._memory is None:
+            return weighted_mean
+        shapes = [p.shape for p in self.replica.parameters]
+        return CompressedMeans(self._memory, self.replica.x, shapes, self.optimizer)
 
     def start(self) -> None:
         """Start the strategy, up to the first gradient that it asks for."""
@@ -114,7 +146,9 @@ class Session:
         self.rank.status.samples += samples
 
     def end(self) -> None:
-        """The farewell: the strategy ends, and everyone has one model."""
+        """The farewell: the strategy ends, and everyone has one model. What is said last is said exactly."""
+        if self._memory is not None:
+            self._memory.exactly = True
         try:
             self._steps.send(None)
         except StopIteration:
@@ -151,7 +185,8 @@ class Session:
             rank.status.step += 1
 
         frame = Frame(show, save, load)
-        server = Server(self.world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept)
+        world, seal = self._compressed(self.world)
+        server = Server(world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept, seal)
         self.strategy.server(server)
         return server
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hocket.core.comm import Comm, Counter, Op, Rank
+from hocket.compress import Compressor, Identity
+from hocket.core.comm import Comm, Counter, Rank
 from hocket.core.errors import CommError, UserError
 from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
@@ -22,6 +23,7 @@ from hocket.drivers.loader import Loader, make_loader
 from hocket.drivers.outcome import Outcome
 from hocket.drivers.prepared import Prepared, check_optimizer
 from hocket.drivers.session import Session
+from hocket.drivers.talk import Talk
 from hocket.drivers.watch import compare_replicas
 from hocket.measure.meter import Metered, Totals
 from hocket.measure.result import Result
@@ -33,11 +35,13 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 V = TypeVar("V")
 
 
-class Team:
+class Team(Talk):
     """`hocket.join` makes it. Methods that make the workers meet say so; all of them call those equally often."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int) -> None:
-        self._rank, self._strategy, self._seed = rank, strategy, seed
+    def __init__(
+        self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int, compressor: Compressor
+    ) -> None:
+        self._rank, self._strategy, self._seed, self._compressor = rank, strategy, seed, compressor
         self._prepared: list[Prepared] = []
         self._loaders: list[Loader] = []
         self._left = False
@@ -60,6 +64,10 @@ class Team:
             rank = self._rank
             self._workers = Metered(self._workers, rank.clock, rank.status, Trace(0), self._totals)
         return self._workers
+
+    def everyone(self) -> Comm:
+        """Before `prepare`, servers run the user's script too."""
+        return self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.comm
 
     @property
     def bytes_sent(self) -> int:
@@ -87,7 +95,9 @@ class Team:
         if self._prepared:  # what one model's strategy says must not reach another's
             rank = dataclasses.replace(rank, comm=rank.comm.split(0))
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        prepared = Prepared(Session(rank, self._strategy, self.size, self._seed, device), model, optimizer)
+        self._compressor.check_model([p.shape for p in model.parameters() if p.requires_grad])
+        session = Session(rank, self._strategy, self.size, self._seed, device, None, self._compressor)
+        prepared = Prepared(session, model, optimizer)
         prepared.begin()
         if self.is_server:
             began_s = rank.clock.now()
@@ -158,7 +168,7 @@ class Team:
     def average(self) -> None:
         """Replace all replicas by their mean, now. The workers meet."""
         for one in self._all_prepared("average"):
-            with self._named("average"):
+            with self.named("average"):
                 one.session.worker.average_replicas()
                 one.replica.spread()
 
@@ -170,7 +180,7 @@ class Team:
         place, such as on a server.
         """
         prepared = self._all_prepared("evaluate")
-        with self._named("evaluate"), self._aside() as now, ExitStack() as stack:
+        with self.named("evaluate"), self._aside() as now, ExitStack() as stack:
             for one in prepared:
                 stack.enter_context(one.replica.holding(one.returned()))
                 stack.enter_context(_evaluating(one.model))
@@ -192,62 +202,6 @@ class Team:
             ranks = self.size if self._strategy.lockstep else 1
             clock.come_back(now, -float(times[0]), ranks)
 
-    # What the workers tell each other
-
-    def broadcast(self, value: V, source: int = 0) -> V:
-        """What rank `source` has: a tensor is filled in place, anything else made of numbers, text, tensors, lists and
-        dicts is returned. The workers meet; before `prepare`, server ranks hear it too."""
-        comm = self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.comm
-        with self._named("broadcast"):
-            if isinstance(value, Tensor):
-                _in_place(value, lambda x: comm.broadcast(x, source))
-                return value
-            packed = _packed(value) if comm.rank == source else torch.empty(0, dtype=torch.uint8)
-            length = torch.tensor([packed.numel()])
-            comm.broadcast(length, source)
-            if comm.rank != source:
-                packed = torch.empty(int(length), dtype=torch.uint8)
-            comm.broadcast(packed, source)
-            found: V = checkpoint.unpack_state(packed)["value"]
-            return found
-
-    def all_reduce(self, value: V, op: Op = "sum") -> V:
-        """The sum (or `mean`, `max`, `min`) of all workers' values: a tensor, in place, or a number. They meet."""
-        with self._named("all_reduce"):
-            if isinstance(value, Tensor):
-                _in_place(value, lambda x: self.comm.all_reduce(x, op))
-                return value
-            number = torch.tensor([value], dtype=torch.float64)
-            self.comm.all_reduce(number, op)
-            found: Any = float(number)
-            return int(found) if isinstance(value, int) and op != "mean" else found  # type: ignore[return-value]
-
-    def gather(self, value: V) -> list[V]:
-        """Every worker's value, in order of rank, on every worker: tensors, numbers, text, lists, dicts. They meet."""
-        with self._named("gather"):
-            packed = _packed(value)
-            lengths = torch.zeros(self.size, dtype=torch.int64)
-            self.comm.all_gather(lengths, torch.tensor([packed.numel()]))
-            longest = int(lengths.max())
-            everyone = torch.zeros(self.size * longest, dtype=torch.uint8)
-            self.comm.all_gather(everyone, torch.cat([packed, packed.new_zeros(longest - packed.numel())]))
-            rows = everyone.view(self.size, longest)
-            return [checkpoint.unpack_state(rows[r, : int(lengths[r])])["value"] for r in range(self.size)]
-
-    def barrier(self) -> None:
-        """Wait until all workers are here."""
-        with self._named("barrier"):
-            self.comm.barrier()
-
-    @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """A wait that comes to nothing is blamed on what the user called."""
-        try:
-            yield
-        except CommError as error:
-            error.operation = f"team.{what}"  # type: ignore[attr-defined]
-            raise
-
     # Saving
 
     def save(self, path: str | Path, **more: Any) -> None:
@@ -257,7 +211,7 @@ class Team:
         """
         prepared = self._all_prepared("save")
         values = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in more.items()}
-        with self._named("save"), ExitStack() as stack:
+        with self.named("save"), ExitStack() as stack:
             for one in prepared:
                 stack.enter_context(one.session.pause())
             driver = {"more": values, "loaders": [loader.position() for loader in self._loaders]}
@@ -300,7 +254,10 @@ class Team:
         servers, several = self._strategy.server_ranks(), len(self._prepared) > 1
         names = [type(one.optimizer).__name__ for one in self._prepared]
         counts = [one.replica.x.numel() for one in self._prepared]
-        known = {"strategy": repr(self._strategy), "workers": self.size, "servers": servers}
+        strategy = repr(self._strategy)
+        if not isinstance(self._compressor, Identity):
+            strategy += f" with {self._compressor}"
+        known = {"strategy": strategy, "workers": self.size, "servers": servers}
         marks = "+".join(one.replica.fingerprint() for one in self._prepared)
         one_or_all = {"optimizer": names, "parameters": counts} if several else {}
         return known | {"optimizer": names[0], "parameters": counts[0], "layout": marks} | one_or_all
@@ -377,19 +334,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _packed(value: Any) -> Tensor:
-    try:
-        return checkpoint.pack_state({"value": value})
-    except TypeError as error:
-        raise UserError(f"only tensors, numbers, text, lists and dicts can be sent: {error}") from None
-
-
-def _in_place(x: Tensor, collective: Callable[[Tensor], None]) -> None:
-    """Collectives take whole stretches of memory that need no gradient."""
-    whole = x.detach().contiguous()
-    collective(whole)
-    if whole.data_ptr() != x.data_ptr():
-        with torch.no_grad():
-            x.copy_(whole)

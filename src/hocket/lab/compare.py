@@ -188,12 +188,14 @@ def plan(
 
 
 def _spec_of(spec: RunSpec, name: str, workers: int) -> RunSpec:
-    sim = spec.sim
-    if strategy.make(name).most_workers == 1:  # who is alone has no slower worker
+    sim, made = spec.sim, strategy.make(name)
+    if made.most_workers == 1:  # who is alone has no slower worker
         sim = {key: value for key, value in sim.items() if key != "stragglers"}
     every = EVALUATE_EVERY if spec.evaluate_every is None else spec.evaluate_every
     chosen = named_engine(spec)[0] or None
-    return dataclasses.replace(spec, strategy=name, workers=workers, sim=sim, engine=chosen, evaluate_every=every)
+    compress = spec.compress if made.sends else "none"
+    spec = dataclasses.replace(spec, strategy=name, compress=compress, workers=workers, sim=sim)
+    return dataclasses.replace(spec, engine=chosen, evaluate_every=every)
 
 
 def _check_twice(strategies: Sequence[str], workers: Sequence[int]) -> None:

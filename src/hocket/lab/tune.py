@@ -31,7 +31,7 @@ DIVERGED = "every candidate diverged; give --tune lower values"
 def plan(spec: RunSpec, texts: Sequence[str], budget: float, own: Task | None = None) -> Tuning:
     """How to tune one run. Refuses what cannot run, before anything does."""
     training = prepare(spec, own)
-    found = tuning_of(training, read(texts, [spec.strategy]), budget, spec.seed + SEEDS_BEGIN, own)
+    found = tuning_of(training, read(texts, [training.spec.strategy]), budget, spec.seed + SEEDS_BEGIN, own)
     assert found is not None, "whatever is tuned fits the only strategy"
     return found
 

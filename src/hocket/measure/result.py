@@ -71,6 +71,8 @@ class Result:
     another metric, the training loss is below its start."""
     compile_seconds: float | None = None
     """Of compiled workers; outside the clock."""
+    words_per_s: float | None = None
+    """Of a text: words read, also those that are left out of training."""
     diverged_at_step: int | None = None
     error: str | None = None
     """What went wrong, in a run that failed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +56,8 @@ _NOT_OPTIONS = {"lr", "momentum", "capturable", "differentiable"}
 """Settings of the run, and what is for CUDA graphs or for gradients of the steps themselves."""
 _BELOW_1 = {"alpha", "beta1", "beta2", "betas", "dampening", "rho"}
 """Weights of running means. Every option that is a number is 0 or more."""
+_LEFT_ALONE = "__dynamo_disable"
+"""Where torch keeps the form of a function that its compiler does not touch."""
 _LARGEST = 1e35
 """Of a rate or an option: float32 ends at 3e38, and products of them must fit."""
 
@@ -134,10 +138,28 @@ def on_parameters(text: str, parameters: list[nn.Parameter], lr: float, momentum
     # Built through Any: the constructors share no signature.
     cls: Any = OPTIMIZERS[name]
     try:
-        optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
+        with _without_the_compiler():
+            optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
     except ValueError as error:  # options that do not go together
         raise UserError(f"optimizer {text}: {error}") from error
     return optimizer
+
+
+@contextmanager
+def _without_the_compiler() -> Iterator[None]:
+    """Inside, an optimizer can be made without torch.compile, which takes longer to import than all of Hocket.
+
+    Its constructor asks the compiler to leave it alone, and loads it for that. Where it is not loaded, nobody compiles.
+    """
+    plain = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if plain is None or "torch._dynamo" in sys.modules or hasattr(plain, _LEFT_ALONE):
+        yield
+        return
+    setattr(plain, _LEFT_ALONE, plain)
+    try:
+        yield
+    finally:
+        vars(plain).pop(_LEFT_ALONE, None)
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:

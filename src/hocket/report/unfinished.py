@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.report.records import Record
+from hocket.run.choice import engine_class
 
 
 def unfinished(path: Path) -> list[Record]:
@@ -33,6 +34,7 @@ def _read(folder: Path) -> Record:
         if points
         else []
     )
+    virtual = "engine" in spec and engine_class(spec["engine"]).virtual_time
     result = {
         "task": Path(str(spec.get("task", folder.name))).name,
         "strategy": spec.get("strategy", "own loop"),
@@ -44,6 +46,6 @@ def _read(folder: Path) -> Record:
         "curve": points,
         "per_worker": [],
         "target": spec.get("target"),
-        "virtual_seconds": 0.0 if spec.get("engine") == "sim" else None,
+        "virtual_seconds": 0.0 if virtual else None,
     }
     return Record(folder, result, spec)

@@ -58,7 +58,7 @@ class Recorder(Listener):
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
         """Run, and write down what came of it, however it ends."""
         try:
-            self._display.begin(title, self._about.plan.steps)
+            self._display.begin(title, self._about.plan.steps, self._about.task.words_a_sample())
             result = self._finished(run())
         except KeyboardInterrupt:
             self._close(self._cut_off("interrupted", "interrupted by the user"))
@@ -94,6 +94,7 @@ class Recorder(Listener):
                 self._model = blob
                 if folder:
                     folder.model(blob)
+                    folder.vectors(lambda path: self._about.task.write(path, _tensors(blob)))
             case "best" if self._about.task.is_better(data["metric"], self._best["metric"] if self._best else None):
                 self._best, self._best_model = data, blob
                 if folder:
@@ -135,6 +136,8 @@ class Recorder(Listener):
             known["time_to_target"] = None
         known["learnt"] = first["verdict"] != "diverged" and self._learnt(known, first["initial_loss"])
         known |= combined(reports, servers, simulated=self._about.virtual_time)
+        if known["samples_per_s"] is not None and (each := self._about.task.words_a_sample()) is not None:
+            known["words_per_s"] = each * known["samples_per_s"]
         return Result(**known, state=_tensors(self._model), best_state=_tensors(self._best_model))
 
     def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:

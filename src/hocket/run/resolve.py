@@ -14,7 +14,7 @@ from hocket.core.registry import convert
 from hocket.core.shard import Shards
 from hocket.core.units import seconds
 from hocket.drivers.held_back import validation_samples
-from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
 from hocket.drivers.schedule import rates_of
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
@@ -34,9 +34,11 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     check_numbers(spec)
     if spec.target is not None:
         task.check_target(spec.target)
-    chosen = strategy.make(spec.strategy)
+    named = spec.strategy or task.strategy
+    chosen = strategy.make(named)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
     chosen.check(workers)
+    compressor_for(spec.compress, chosen)
     optimizer: str = _given(spec, task, "optimizer")
     validation = _validation(spec, task)
     samples -= validation_samples(validation, samples)
@@ -51,12 +53,13 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         task=spec.task,
         data=spec.data or "",
         test_data=spec.test_data or "",
-        strategy=spec.strategy,
+        strategy=named,
         workers=workers,
         steps=spec.steps or Shards(samples, workers, batch, spec.seed).steps * _given(spec, task, "epochs"),
         batch=batch,
         lr=lr,
         lr_decay=_given(spec, task, "lr_decay"),
+        lr_falls=task.lr_falls,
         scale_lr=spec.scale_lr,
         warmup=spec.warmup,
         momentum=_momentum(spec, task, optimizer),
@@ -75,6 +78,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),
         resume="",
+        compress=spec.compress,
     )
     steps_per_epoch = Shards(samples, workers, batch, spec.seed).steps
     if rates := rates_of(plan, steps_per_epoch):

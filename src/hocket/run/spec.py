@@ -48,12 +48,18 @@ class RunSpec:
 
     task: str = field(metadata=_about("", commands=(), fixed=True))
     strategy: str = setting(
-        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=ONE
+        "",
+        "How workers agree, such as local-sgd:every=16. [the task's: allreduce, word2vec: hogwild]",
+        short="-s",
+        commands=ONE,
     )
     workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
     engine: str | None = setting(None, "mpi, torch, threads or sim. [mpi where it can start]", commands=ANYWHERE)
     driver: Literal["auto", "compiled", "pytorch"] = setting(
         "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
+    )
+    compress: str = setting(
+        "none", "How what is sent shrinks: topk:0.01, qsgd:bits=4, topk:0.01+qsgd:bits=8 ... [none]", fixed=True
     )
     epochs: int | None = setting(None, "Passes over the data. [the task's]")
     steps: int | None = setting(None, "Steps of each worker, in place of epochs.")
@@ -95,6 +101,9 @@ class RunSpec:
     )
     hosts: str = setting("", "Machines for the engine mpi, such as a:4,b:4.", commands=ANYWHERE)
     mpiexec: str = setting("", "The MPI launcher. [the one installed with Hocket]", commands=ANYWHERE)
+    bind: Literal["auto", "none", "core"] = setting(
+        "auto", "Tie each rank to a core: auto, none or core. [auto: if enough are idle]", commands=ANYWHERE
+    )
     trace: int = setting(DETAIL, "Events that each rank logs one by one. [10000]")
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hocket.compress import Identity
 from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
@@ -78,7 +79,8 @@ class Training:
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root:
-                for note in filter(None, (idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train))):
+                told = idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train), *self.task.notes()
+                for note in filter(None, told):
                     display.note(note)
             about = About(
                 self.plan,
@@ -130,6 +132,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     if task is not None and not spec.task:
         spec = dataclasses.replace(spec, task=find_name(task) or "")
     task = task or load_task(spec.task, spec.seed, spec.data, spec.test_data)
+    spec = dataclasses.replace(spec, strategy=spec.strategy or task.strategy)
     with blaming("Task.data"):
         all_samples, test_samples = task.load()
     text, reason = named_engine(spec)
@@ -145,7 +148,9 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     chosen = make_engine(spec, text, plan.workers)
     device_of(plan.device, 0)
     _check_loaders(plan, train_samples)
-    _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
+    model = try_out(plan, task, train_samples, test_samples)
+    _check_engine(plan, chosen, spec.hosts, model)
+    plan.made_compressor.check_model([p.shape for p in model.parameters])
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title)
@@ -245,4 +250,5 @@ def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     task = brief(plan.task) or "task"
     how = f"batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
-    return f"{task}: {brief(plan.strategy)} on {workers}, {where}, {how}"
+    compressed = "" if isinstance(plan.made_compressor, Identity) else f" with {plan.compress}"
+    return f"{task}: {brief(plan.strategy)}{compressed} on {workers}, {where}, {how}"

@@ -187,7 +187,10 @@ class ParameterServer(Strategy):
             for i in [i for i in sorted(waiting) if i not in pushed and pace.may_go_on(i)]:
                 waiting.discard(i)
                 view = views.given(i, s.x) if looks_back else s.x
-                s.comm.isend(i, Message("model", (s.version,), (Lossy(view, f"model/{i}"),)))
+                model = s.seal(i, Lossy(view, "model", is_model=True))
+                if model.packed:
+                    views.newest[i] = model.values  # it will compute at what it finds
+                s.comm.isend(i, Message("model", (s.version,), (model,)))
         for i in range(s.workers):
             s.comm.isend(i, Message("model", (s.version,), (s.x,))).wait()
 

@@ -87,6 +87,8 @@ class Task:
     lr: float = 0.1
     lr_decay: float = 1.0
     """What the learning rate is multiplied by after every epoch."""
+    lr_falls: bool = False
+    """Whether the rate falls linearly, to 0 at the end of the run."""
     momentum: float = 0.0
     optimizer: str = "sgd"
     schedule: str = ""
@@ -103,6 +105,13 @@ class Task:
     """Called by every worker after each of its steps."""
     on_epoch: Callable[[Progress], object] | None = None
     """Called by every worker after each epoch."""
+    strategy: str = "allreduce"
+    """How workers agree where nobody says otherwise."""
+
+    glance: ClassVar[int] = 2048
+    """Samples of a first look at the training loss."""
+    rehearsed: ClassVar[bool] = True
+    """Whether a rate that is too high for many workers is looked for before they start."""
 
     def __post_init__(self) -> None:
         self._check_callables()
@@ -127,15 +136,16 @@ class Task:
         for name in ("evaluate", "on_step", "on_epoch"):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise UserError(f"Task.{name} must be a function, or None; got {shown(value)}")
-        for name in ("metric_name", "optimizer", "schedule"):
+        for name in ("metric_name", "optimizer", "strategy", "schedule"):
             needed = name != "schedule"
             value = getattr(self, name)
             if not isinstance(value, str) or not value.isprintable() or (needed and not value.strip()):
                 raise UserError(f"Task.{name} must be text on one line; got {shown(value)}")
         if self.metric_name == "loss":
             raise UserError("Task.metric_name must not be 'loss': test_loss is the loss itself; choose another name")
-        if not isinstance(self.lower_is_better, bool):
-            raise UserError(f"Task.lower_is_better must be True or False; got {shown(self.lower_is_better)}")
+        for name in ("lower_is_better", "lr_falls"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"Task.{name} must be True or False; got {shown(value)}")
         if self.metric_is_share not in (True, False, None):
             raise UserError(f"Task.metric_is_share must be True or False; got {shown(self.metric_is_share)}")
 
@@ -207,6 +217,19 @@ class Task:
         if value is None or not math.isfinite(value):
             return False
         return than is None or (value < than if self.lower_is_better else value > than)
+
+    # For tasks of Hocket's own
+
+    def notes(self) -> list[str]:
+        """What a user should know before the run."""
+        return []
+
+    def words_a_sample(self) -> float | None:
+        """Where a sample is a piece of a text: the words that it stands for, all that were read counted."""
+        return None
+
+    def write(self, folder: Path, state: dict[str, Tensor]) -> None:
+        """Write the trained model in forms of the task's own, if there are any, into a folder of their own."""
 
 
 class SampleSet:
