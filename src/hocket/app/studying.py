@@ -43,9 +43,10 @@ def _run(name: str, changes: dict[str, str], quick: bool, out: Path | None, figu
     from hocket.lab import collectives_study
     from hocket.lab import study as lab
     from hocket.lab.design import find, read
-    from hocket.report.answer import PAGE, write_answer
+    from hocket.report.answer import PAGE, check, write_answer
 
     asked = read(find(name), quick, changes)
+    check(asked)
     out = out or Path("runs") / f"study-{asked.name}{'-quick' * quick}"
     display = choose(quiet=False)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def server(comm: Comm, x: Tensor) -> None:
         comm.send(to, Message("spread", (), (x,)), _TAG)
 
 
-WAYS = {**ALGORITHMS, "server": server}
+WAYS: dict[str, Callable[[Comm, Tensor], None]] = {**ALGORITHMS, "server": server}
 
 
 def measure(rank: Rank, argument: dict[str, Any]) -> list[dict[str, Any]]:

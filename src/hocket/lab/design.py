@@ -22,6 +22,8 @@ _FIGURE = ("title", "x", "y", "by", "log", "says", "published")
 _OF_A_GRID = ("needs", "within_cores")
 """Keys of a grid that are no settings: settings that this version must have, and whether workers are real cores."""
 _LONGEST_NAME = 80
+_USUAL = {"task", "strategy", "workers", "engine", "epochs", "steps", "target", "evaluate_every", "trace"}
+"""Settings that a cell's name leaves out, or has in other words."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,7 @@ class Cell:
         """For people: what tells a cell from most others."""
         spec = self.spec(0)
         words = [brief(spec.strategy), f"× {spec.workers}" if spec.workers else "", spec.engine or ""]
-        usual = {"task", "strategy", "workers", "engine", "epochs", "steps", "seed", "target", "evaluate_every"}
-        words += [f"{key}={_short(value)}" for key, value in self.values.items() if key not in usual]
+        words += [f"{key}={_short(value)}" for key, value in self.values.items() if key not in _USUAL]
         return " ".join(filter(None, words))
 
     def folder(self, seed: int) -> str:

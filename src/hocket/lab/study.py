@@ -104,7 +104,8 @@ def finished(folder: Path, cell: Cell, seed: int) -> bool:
         found, asked = RunSpec.from_mapping(read_toml(folder / "spec.toml")), _wanted(cell, seed)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
-    return verdict != "interrupted" and all(getattr(found, name) == getattr(asked, name) for name in ("seed", *cell.values))
+    same = all(getattr(found, name) == getattr(asked, name) for name in ("seed", *cell.values))
+    return same and verdict != "interrupted"
 
 
 def _wanted(cell: Cell, seed: int) -> RunSpec:

@@ -13,6 +13,7 @@ from hocket.measure.result import TIMES
 from hocket.report.charts import command_of, spread
 from hocket.report.figures import Axis, Figure, Series
 from hocket.report.records import Group, Record, differing, label
+from hocket.run.spec import settings
 
 
 def _share(*names: str) -> Callable[[Record], float | None]:
@@ -85,7 +86,8 @@ def axis_of(measure: str, record: Record, clock: str, log: bool) -> Axis:
     words = (_OF_A_RUN | _OF_A_GROUP)[measure][0] if measure in MEASURES else measure.replace("_", " ")
     percent = measure in _SHARES or (measure == "metric" and record["metric"] == "accuracy")
     zero = measure in _SHARES and not log
-    return Axis(words.format(metric=record["metric"], clock=clock), "log" if log else "linear", zero, percent)
+    label = words.format(metric=record["metric"], clock=clock)
+    return Axis(label, "log" if log else "linear", zero, percent, values=measure not in MEASURES)
 
 
 def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number: int) -> Figure | None:
@@ -94,8 +96,6 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
     Where x is a measure, a group is a point.
     """
     x, y, log = asked["x"], asked["y"], asked.get("log", "")
-    if y not in MEASURES:
-        raise UserError(f"a figure's y: {unknown('measure', y, MEASURES)}")
     first = groups[0].first
     lines: dict[str, list[tuple[Any, tuple[float, float, float]]]] = defaultdict(list)
     missing, shown = [], []
@@ -126,8 +126,28 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
     name = f"{y}-against-{x}-{clock.split()[0]}-{number}".replace("_", "-")
     return Figure(
         name, asked["title"], "lines", axis_of(x, first, clock, "x" in log), axis_of(y, first, clock, "y" in log),
-        series, says.strip(), command_of(shown),
+        series, says.strip(), command_of(shown), begins=[] if x in MEASURES else _few(series),
     )  # fmt: skip
+
+
+def _few(series: Sequence[Series]) -> list[str]:
+    """Of very many lines the first of each strategy, and what is published."""
+    if len(series) <= 10:
+        return []
+    first = {one.name.partition(" ")[0]: one.name for one in reversed(series)}
+    return [*first.values(), *(one.name for one in series if one.ideal)]
+
+
+def check(figures: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what cannot be drawn, before anything runs."""
+    for figure in figures:
+        for key in ("title", "x", "y"):
+            if not isinstance(figure.get(key), str):
+                raise UserError(f"a [[figure]] needs {key} = TEXT; got {figure.get(key)!r}")
+        if figure["y"] not in MEASURES:
+            raise UserError(f"a figure's y: {unknown('measure', figure['y'], MEASURES)}")
+        if figure["x"] not in MEASURES and figure["x"] not in settings():
+            raise UserError(f"a figure's x: {unknown('setting or measure', figure['x'], (*settings(), *MEASURES))}")
 
 
 def _series(name: str, points: Sequence[tuple[Any, tuple[float, float, float]]]) -> Series:

@@ -9,17 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.core.registry import unknown
 from hocket.lab.design import Study
 from hocket.measure import disk
+from hocket.report import across
 from hocket.report.charts import ring_steps
 from hocket.report.figures import Axis, Figure, Series
+from hocket.report.formulas import communication
 from hocket.report.frame import frame_of
 from hocket.report.make import write_figures, write_page
 from hocket.report.page import Story
 from hocket.report.records import Record, read_records
 
 PAGE = "report.html"
-_DRAWINGS: Mapping[str, Callable[[], Figure]] = {"ring": ring_steps}
+_DRAWINGS: Mapping[str, Callable[[], Figure]] = {"ring": ring_steps, "communication": communication}
+
+
+def check(study: Study) -> None:
+    """Refuse what its report could not show, before anything runs."""
+    across.check(study.figures)
+    for name in study.draws:
+        if name not in _DRAWINGS:
+            raise UserError(f"draws: {unknown('drawing', name, _DRAWINGS)}")
 
 
 def write_answer(
@@ -61,7 +72,7 @@ def _collectives(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
             continue
         clock, kind = ("virtual time", "simulated") if simulated else ("time", "measured")
         most, largest = max(row["ranks"] for row in chosen), max(row["bytes"] for row in chosen)
-        time, ranks = Axis(f"{clock} of one sum, s", "log"), Axis("ranks", "log")
+        time, ranks = Axis(f"{clock} of one sum, s", "log"), Axis("ranks", "log", values=True)
         of_largest = [row for row in chosen if row["bytes"] == largest]
         title = f"One sum of {_size(largest)}, {kind}"
         found.append(_figure(f"sum-ranks-{kind}", title, ranks, time, of_largest, "ranks", "seconds"))
@@ -78,17 +89,17 @@ def _collectives(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
 
 
 def _figure(
-    name: str, title: str, x: Axis, y: Axis, rows: Sequence[Mapping[str, Any]], across: str, measure: str
+    name: str, title: str, x: Axis, y: Axis, rows: Sequence[Mapping[str, Any]], against: str, measure: str
 ) -> Figure:
     lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         lines[row["way"]].append(row)
     series = []
     for way, entries in lines.items():
-        entries = sorted(entries, key=lambda row: row[across])
-        ends = (("least_s", "most_s") if measure == "seconds" and not entries[0]["simulated"] else ())
+        entries = sorted(entries, key=lambda row: row[against])
+        ends = ("least_s", "most_s") if measure == "seconds" and not entries[0]["simulated"] else ()
         low, high = ([row[end] for row in entries] for end in ends) if ends else ([], [])
-        series.append(Series(way, [row[across] for row in entries], [row[measure] for row in entries], low, high,
+        series.append(Series(way, [row[against] for row in entries], [row[measure] for row in entries], low, high,
                              points=True))  # fmt: skip
     return Figure(name, title, "lines", x, y, series, command="hocket study collectives")
 

@@ -59,16 +59,20 @@
     const skip = Math.ceil(ticks.length / wanted);
     return ticks.filter((_, i) => i % skip === 0);
   };
+  const apart = (values, at) => values.reduce((kept, v) => (kept.length && Math.abs(at(v) - at(kept[kept.length - 1])) < 30 ? kept : [...kept, v]), []);
   const scaleOf = (axis, values, from, to, wanted) => {
     const log = axis.scale === "log";
     const usable = values.filter((v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0));
     let low = usable.length ? Math.min(...usable) : log ? 1 : 0, high = usable.length ? Math.max(...usable) : 1;
     if (axis.zero && !log) low = Math.min(low, 0);
     if (low === high) { high = log ? low * 2 : low + (Math.abs(low) || 1); if (!log && !axis.zero) low -= (Math.abs(low) || 1) / 2; }
-    if (!log) { const pad = (high - low) * 0.04; high += pad; if (!(axis.zero && low === 0)) low -= pad; }
+    if (!log && !axis.tight) { const pad = (high - low) * 0.04; high += pad; if (!(axis.zero && low === 0)) low -= pad; }
     const f = log ? Math.log : (v) => v, a = f(low), b = f(high);
     const at = (v) => from + ((f(v) - a) / (b - a)) * (to - from);
-    return { at, ticks: log ? logTicks(low, high, wanted) : niceTicks(low, high, wanted), has: (v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0) };
+    // A few values that were chosen, such as numbers of workers, are the ticks themselves
+    const chosen = axis.values ? apart([...new Set(usable)].sort((p, q) => p - q), at) : [];
+    const ticks = chosen.length > 1 ? chosen : log ? logTicks(low, high, wanted) : niceTicks(low, high, wanted);
+    return { at, ticks, has: (v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0) };
   };
   const bandOf = (names, from, to) => {
     const step = (to - from) / Math.max(names.length, 1);
@@ -161,37 +165,46 @@
     svg.addEventListener("pointerleave", () => { hideTip(); mark.setAttribute("visibility", "hidden"); });
   };
 
+  // Names stand at the left, where long ones can be read; bars grow to the right.
+  const BAR = 22;
   const drawBars = (svg, figure, width, height, hidden, stacked) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
     const names = [...new Set(figure.series.flatMap((s) => s.x))];
-    const tilted = names.some((n) => String(n).length * 7 > (width - 80) / Math.max(names.length, 1));
-    const longest = Math.min(Math.max(...names.map((n) => String(n).length), 1), 26);
-    const area = frame(svg, figure, width, height, 62, tilted ? 34 + longest * 4.6 : 44);
+    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.6 + 12, width * 0.46), letters = Math.floor((room - 12) / 6.4);
+    const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(Math.max(...texts.map((t) => t.length)) * 6.4 + 8, width * 0.28) : 0;
+    const area = { left: room, right: width - 14 - after, top: 8, bottom: height - 44 };
+    make(svg, "text", { x: (area.left + area.right) / 2, y: height - 6, "text-anchor": "middle" }, figure.y.label);
     const total = (name) => series.reduce((sum, s) => sum + (s.y[s.x.indexOf(name)] || 0), 0);
-    const values = stacked ? names.map(total) : series.flatMap((s) => [...s.y, ...s.high]);
-    const y = scaleOf({ ...figure.y, zero: true }, [0, ...values], area.bottom, area.top, 6);
-    yAxis(svg, figure, area, y);
-    const band = bandOf(names, area.left, area.right), each = (band.step * 0.78) / (stacked ? 1 : Math.max(series.length, 1));
+    const values = stacked ? [1] : series.flatMap((s) => [...s.y, ...s.high]);
+    const x = scaleOf({ ...figure.y, zero: true, tight: stacked }, [0, ...values], area.left, area.right, width < 480 ? 3 : 6);
+    for (const v of x.ticks) {
+      make(svg, "line", { x1: x.at(v), x2: x.at(v), y1: area.top, y2: area.bottom, class: "grid" });
+      make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.y, v));
+    }
+    const band = bandOf(names, area.top, area.bottom), each = (band.step * 0.74) / (stacked ? 1 : Math.max(series.length, 1));
     for (const name of names) {
-      const label = String(name).length > 26 ? String(name).slice(0, 25) + "…" : String(name);
-      const where = { x: band.at(name), y: area.bottom + 15, class: "tick" };
-      if (tilted) make(svg, "text", { ...where, "text-anchor": "end", transform: `rotate(-35 ${where.x} ${where.y})` }, label);
-      else make(svg, "text", { ...where, "text-anchor": "middle" }, label);
-      let height = 0;
+      const long = String(name), label = make(svg, "text", { x: area.left - 6, y: band.at(name) + 4, "text-anchor": "end" }, long.length > letters ? long.slice(0, letters - 1) + "…" : long);
+      make(label, "title", {}, long);
+      let before = 0;
       series.forEach((s, k) => {
-        const at = s.x.indexOf(name), v = at < 0 ? null : s.y[at];
-        if (typeof v !== "number" || !Number.isFinite(v)) return;
-        const left = band.at(name) - band.step * 0.39 + (stacked ? 0 : k * each);
-        const top = y.at(stacked ? height + v : v), bottom = stacked ? y.at(height) : y.at(0);
-        height += v;
-        const bar = make(svg, "rect", { x: left, y: top, width: Math.max(each - 1, 1), height: Math.max(bottom - top, 0.5), fill: colour(s.i) });
-        if (!stacked && s.low.length && s.high[at] > s.low[at]) make(svg, "line", { x1: left + each / 2, x2: left + each / 2, y1: y.at(s.low[at]), y2: y.at(s.high[at]), stroke: "var(--text)", "stroke-width": 1.5 });
+        const at = s.x.indexOf(name), v = at < 0 ? null : s.y[at], text = at < 0 ? undefined : s.text[at];
+        const top = band.at(name) - band.step * 0.37 + (stacked ? 0 : k * each);
+        const good = typeof v === "number" && Number.isFinite(v);
+        if (text !== undefined) {
+          const end = good ? x.at(s.high.length ? s.high[at] : v) : area.left;
+          make(svg, "text", { x: end + 6, y: top + each / 2 + 4, class: good ? "tick" : "bad" }, text);
+        }
+        if (!good) return;
+        const left = x.at(stacked ? before : 0), right = x.at(stacked ? before + v : v);
+        before += v;
+        const bar = make(svg, "rect", { x: left, y: top, width: Math.max(right - left, 0.5), height: Math.max(each - 2, 1), fill: colour(s.i) });
+        if (!stacked && s.low.length && s.high[at] > s.low[at]) make(svg, "line", { x1: x.at(s.low[at]), x2: x.at(s.high[at]), y1: top + each / 2, y2: top + each / 2, stroke: "var(--text)", "stroke-width": 1.5 });
         const spread = s.low.length ? ` (${shown(figure.y, s.low[at])} to ${shown(figure.y, s.high[at])})` : "";
-        bar.addEventListener("pointermove", (event) => showTip(event, [s.name, String(name), `${figure.y.label}: ${shown(figure.y, v)}${spread}`]));
+        bar.addEventListener("pointermove", (event) => showTip(event, [long, `${s.name}: ${shown(figure.y, v)}${spread}`]));
         bar.addEventListener("pointerleave", hideTip);
       });
     }
-    make(svg, "line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, class: "axis" });
+    make(svg, "line", { x1: area.left, x2: area.left, y1: area.top, y2: area.bottom, class: "axis" });
   };
 
   const drawHeat = (svg, figure, width, height) => {
@@ -243,7 +256,9 @@
   };
 
   const draw = (figure, node, hidden, state) => {
-    const width = Math.max(Math.floor(node.clientWidth - 30), 280), height = Math.round(Math.min(Math.max(width * 0.6, 260), 420));
+    const width = Math.max(Math.floor(node.clientWidth - 30), 280);
+    const rows = new Set(figure.series.flatMap((s) => s.x)).size * (figure.kind === "bars" ? figure.series.length : 1);
+    const height = figure.kind === "bars" || figure.kind === "stacks" ? 52 + BAR * Math.max(rows, 2) : Math.round(Math.min(Math.max(width * 0.6, 260), 420));
     const svg = document.createElementNS(NS, "svg");
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("role", "img");
@@ -259,13 +274,25 @@
     html(node, "h3", "", figure.title);
     if (figure.says) html(node, "p", "says", figure.says);
     html(node, "div", "canvas");
-    const hidden = new Set(), state = { step: 0 };
+    const begins = new Set(figure.begins), state = { step: 0 };
+    const hidden = new Set(begins.size ? figure.series.map((s) => s.name).filter((name) => !begins.has(name)) : []);
     if (figure.series.length > 1) {
-      const legend = html(node, "div", "legend");
+      const legend = html(node, "div", "legend"), buttons = [];
+      if (begins.size) {
+        for (const [label, keep] of [["show all", () => true], ["the best and the serial ones", (name) => begins.has(name)], ["none", () => false]]) {
+          const choose = html(legend, "button", "choose", label);
+          choose.type = "button";
+          choose.addEventListener("click", () => {
+            figure.series.forEach((s, k) => { keep(s.name) ? hidden.delete(s.name) : hidden.add(s.name); buttons[k].setAttribute("aria-pressed", String(keep(s.name))); });
+            draw(figure, node, hidden, state);
+          });
+        }
+      }
       figure.series.forEach((s) => {
         const button = html(legend, "button", "");
         button.type = "button";
-        button.setAttribute("aria-pressed", "true");
+        buttons.push(button);
+        button.setAttribute("aria-pressed", String(!hidden.has(s.name)));
         const swatch = html(button, "span", `swatch ${s.style}`);
         swatch.style.borderTopColor = s.ideal ? "var(--quiet)" : colour(s.i);
         html(button, "span", "", s.name);

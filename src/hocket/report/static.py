@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,16 @@ def draw(figure: Figure) -> Any:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
         raise UserError("figures as files need matplotlib; install it with: pip install 'hocket[report]'") from None
-    canvas = Canvas(figsize=(7.2, 4.4), layout="constrained")
+    if figure.begins:
+        figure = dataclasses.replace(figure, series=[one for one in figure.series if one.name in figure.begins])
+    rows = len({x for series in figure.series for x in series.x}) if figure.kind in ("bars", "stacks") else 0
+    canvas = Canvas(figsize=(7.2, max(4.4, 1.2 + 0.22 * rows)), layout="constrained")
     axes = canvas.add_subplot()
     _KINDS[figure.kind](axes, figure)
     axes.set_title(figure.title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     if figure.kind in ("lines", "bars", "stacks"):
-        axes.grid(axis="y", alpha=0.3)
+        axes.grid(axis="y" if figure.kind == "lines" else "x", alpha=0.3)
         if len(figure.series) > 1:
             axes.legend(fontsize=8, frameon=False)
     return canvas
@@ -50,6 +54,10 @@ def _label(axes: Axes, figure: Figure) -> None:
 
 def _scale(axes: Axes, figure: Figure) -> None:
     _one_scale(figure.x, axes.set_xscale, axes.xaxis)
+    if figure.x.values:
+        values = sorted({x for series in figure.series for x in series.x})
+        axes.set_xticks(values, [f"{value:g}" for value in values], minor=False)
+        axes.xaxis.minorticks_off()
     _one_scale(figure.y, axes.set_yscale, axes.yaxis)
     if figure.y.zero and figure.y.scale == "linear":
         axes.set_ylim(bottom=0)
@@ -85,31 +93,30 @@ def _lines(axes: Axes, figure: Figure) -> None:
 
 
 def _bars(axes: Axes, figure: Figure, stacked: bool = False) -> None:
+    """Names at the left, where long ones can be read."""
     names = list(dict.fromkeys(str(x) for series in figure.series for x in series.x))
-    width = 0.8 if stacked else 0.8 / max(len(figure.series), 1)
-    below = [0.0] * len(names)
+    thick = 0.8 if stacked else 0.8 / max(len(figure.series), 1)
+    before = [0.0] * len(names)
     for number, series in enumerate(figure.series):
         places = [names.index(str(x)) for x in series.x]
-        heights = _numbers(series.y)
-        left = [p if stacked else p - 0.4 + width * (number + 0.5) for p in places]
+        lengths = _numbers(series.y)
+        at = [place if stacked else place - 0.4 + thick * (number + 0.5) for place in places]
         errors = None
         if series.low and not stacked:
-            ends = zip(heights, _numbers(series.low), _numbers(series.high), strict=True)
+            ends = zip(lengths, _numbers(series.low), _numbers(series.high), strict=True)
             errors = list(zip(*((middle - low, high - middle) for middle, low, high in ends), strict=True))
-        bottom = [below[p] for p in places] if stacked else 0.0
-        axes.bar(
-            left, heights, width * 0.95, bottom=bottom, color=_colour(series, number), yerr=errors, label=series.name
-        )
-        for place, height in zip(places, heights, strict=True):
-            below[place] += height
-    axes.set_xticks(
-        range(len(names)),
-        names,
-        rotation=30 if len(names) > 3 else 0,
-        ha="right" if len(names) > 3 else "center",
-        fontsize=8,
-    )
-    _label(axes, figure)
+        left = [before[place] for place in places] if stacked else 0.0
+        axes.barh(at, lengths, thick * 0.95, left=left, color=_colour(series, number), xerr=errors, label=series.name)
+        for y, high, text in zip(at, _numbers(series.high or series.y), series.text, strict=False):
+            axes.annotate(text, (0.0 if high != high else high, y), (4, 0), textcoords="offset points", va="center",
+                          fontsize=7)  # fmt: skip
+        for place, length in zip(places, lengths, strict=True):
+            before[place] += length
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(figure.y.label)
+    if figure.y.percent:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
 
 
 def _heat(axes: Axes, figure: Figure) -> None:
