@@ -38,7 +38,9 @@ def server(comm: Comm, x: Tensor) -> None:
         comm.send(to, Message("spread", (), (x,)), _TAG)
 
 
-WAYS: dict[str, Callable[[Comm, Tensor], None]] = {**ALGORITHMS, "server": server}
+WAYS: dict[str, Callable[[Comm, Tensor], None]] = {str(name): way for name, way in ALGORITHMS.items()} | {
+    "server": server
+}
 
 
 def measure(rank: Rank, argument: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,12 +70,14 @@ def run(asked: Mapping[str, Any], out: Path, display: Display) -> tuple[list[dic
         raise UserError(f"collectives: no setting is called {sorted(unknown)[0]!r}: engines, ranks, sizes, repeats are")
     rows, notes = [], []
     for name in asked["engines"]:
+        real = not engine[name].virtual_time
+        if real and (beyond := [ranks for ranks in asked["ranks"] if ranks > cores()]):
+            notes.append(f"{', '.join(map(str, beyond))} ranks on {name}: this machine has {cores()} cores")
         for ranks in asked["ranks"]:
-            if not engine[name].virtual_time and ranks > cores():
-                notes.append(f"{ranks} ranks on {name}: this machine has {cores()} cores")
+            if real and ranks > cores():
                 continue
             path = out / FOLDER / f"{name}-{ranks}.json"
-            argument = {"sizes": list(asked["sizes"]), "repeats": 1 if engine[name].virtual_time else asked["repeats"]}
+            argument = {"sizes": list(asked["sizes"]), "repeats": asked["repeats"] if real else 1}
             try:
                 rows += _read(path, argument) or _measured(path, name, ranks, argument, display)
             except (UserError, RankFailed) as error:
@@ -107,6 +111,7 @@ def _measured(path: Path, name: str, ranks: int, argument: dict[str, Any], displ
                 "least_s": min(times),
                 "most_s": max(times),
                 "messages_of_busiest_rank": max(entry["messages"] for entry in entries),
+                "bytes_of_busiest_rank": max(entry["bytes"] for entry in entries),
                 "bytes_sent": sum(entry["bytes"] for entry in entries),
             }
         )

@@ -76,14 +76,14 @@ def _collectives(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
         of_largest = [row for row in chosen if row["bytes"] == largest]
         title = f"One sum of {_size(largest)}, {kind}"
         found.append(_figure(f"sum-ranks-{kind}", title, ranks, time, of_largest, "ranks", "seconds"))
-        title, size = f"One sum over {most} ranks, {kind}", Axis("size of the vector, bytes", "log")
-        of_most = [row for row in chosen if row["ranks"] == most]
-        found.append(_figure(f"sum-size-{kind}", title, size, time, of_most, "bytes", "seconds"))
+        title, size = f"One sum over {most} ranks, {kind}", Axis("size of the vector, KiB", "log", values=True)
+        of_most = [{**row, "kib": row["bytes"] / 1024} for row in chosen if row["ranks"] == most]
+        found.append(_figure(f"sum-size-{kind}", title, size, time, of_most, "kib", "seconds"))
         if simulated or not any(row["simulated"] for row in rows):
             said, sent = "messages that the busiest rank sends", "messages_of_busiest_rank"
             found.append(_figure("sum-steps", "Steps", ranks, Axis(said, "log"), of_largest, "ranks", sent))
-            of_largest = [{**row, "copies": row["bytes_sent"] / row["bytes"]} for row in of_largest]
-            title, said = f"Bytes sent by all for {_size(largest)}", "times the vector's size"
+            of_largest = [{**row, "copies": row["bytes_of_busiest_rank"] / row["bytes"]} for row in of_largest]
+            title, said = "Bytes through one network card", "sent by the busiest rank, times the vector's size"
             found.append(_figure("sum-bytes", title, ranks, Axis(said, "log"), of_largest, "ranks", "copies"))
     return [figure for figure in found if any(len(series.x) > 1 for series in figure.series)]
 

@@ -17,6 +17,8 @@ _CURVES = 6
 """Lines that can be told apart at a glance; a reader may choose more."""
 _BARS = 40
 _COMMANDS = 12
+_WIDE = 5
+"""Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
 
 
 def command_of(groups: Sequence[Group]) -> str:
@@ -106,7 +108,9 @@ def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
         total = record["curve"][-1]["samples"]
         return record["bytes_sent"] / 1e6 * point["samples"] / total if total and record["bytes_sent"] else None
 
-    time, count = Axis(f"{clock}, s"), Axis("samples of all workers together")
+    ends = [group.first["curve"][-1]["seconds"] for group in groups if group.first["curve"]]
+    wide = ends and max(ends) > _WIDE * min(ends) > 0  # the quick ones would be a line at the left edge
+    time, count = Axis(f"{clock}, s", "log" if wide else "linear"), Axis("samples of all workers together")
     found = [
         curves(
             groups,

@@ -120,15 +120,34 @@
     }
   };
 
+  // A name beside each point, where there is room
+  const pointLabels = (svg, area, points) => {
+    const taken = points.map((p) => [p.px - 5, p.py - 5, p.px + 5, p.py + 5]);
+    for (const { s, px, py } of points) {
+      const wide = s.name.length * 6.1;
+      const places = [[px + 8, py + 4], [px - 8 - wide, py + 4], [px - wide / 2, py - 9], [px - wide / 2, py + 17], [px + 8, py - 9], [px + 8, py + 17], [px - 8 - wide, py - 9], [px - 8 - wide, py + 17]];
+      const free = places.find(([left, base]) => {
+        const box = [left, base - 10, left + wide, base + 2];
+        return box[0] >= area.left && box[2] <= area.right + 10 && box[1] >= 0 && box[3] <= area.bottom && !taken.some((t) => t[0] < box[2] && box[0] < t[2] && t[1] < box[3] && box[1] < t[3]);
+      });
+      if (!free) continue;
+      taken.push([free[0], free[1] - 10, free[0] + wide, free[1] + 2]);
+      make(svg, "text", { x: free[0], y: free[1], style: `fill:${colour(s.i)};font-size:11px` }, s.name);
+    }
+  };
+
   // Kinds of figures
 
   const drawLines = (svg, figure, width, height, hidden) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
-    const labelled = width > 460 && series.length > 1 && series.length <= 8;
-    const room = labelled ? Math.min(Math.max(...series.map((s) => s.name.length)) * 6.3 + 10, width * 0.3) : 0;
-    const area = frame(svg, figure, width, height, 62, 44, room);
+    const single = series.length > 1 && series.every((s) => s.x.length === 1);
+    const labelled = width > 460 && series.length > 1 && series.length <= 8 && !single;
+    const room = labelled ? Math.min(Math.max(...series.map((s) => s.name.length)) * 6.5 + 10, width * 0.36) : 0;
+    const heights = series.flatMap((s) => [...s.y, ...s.low, ...s.high]), ticks = scaleOf(figure.y, heights, height - 44, 12, 6).ticks;
+    const left = 32 + 6.4 * Math.max(...ticks.map((v) => shown(figure.y, v).length), 2);
+    const area = frame(svg, figure, width, height, left, 44, room);
     const x = scaleOf(figure.x, series.flatMap((s) => s.x), area.left, area.right, width < 480 ? 5 : 8);
-    const y = scaleOf(figure.y, series.flatMap((s) => [...s.y, ...s.low, ...s.high]), area.bottom, area.top, 6);
+    const y = scaleOf(figure.y, heights, area.bottom, area.top, 6);
     yAxis(svg, figure, area, y);
     for (const v of x.ticks) make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.x, v));
     make(svg, "line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, class: "axis" });
@@ -150,7 +169,8 @@
         points.push({ s, k, px: x.at(s.x[k]), py: y.at(s.y[k]) });
       }
     }
-    if (labelled) endLabels(svg, area, series, x, y, Math.floor(room / 6.3));
+    if (single) pointLabels(svg, area, points);
+    if (labelled) endLabels(svg, area, series, x, y, Math.floor((room - 10) / 6.5));
     const mark = make(svg, "circle", { r: 5, fill: "none", stroke: "var(--text)", "stroke-width": 1.5, visibility: "hidden" });
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect(), k = width / box.width;
@@ -170,7 +190,7 @@
   const drawBars = (svg, figure, width, height, hidden, stacked) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
     const names = [...new Set(figure.series.flatMap((s) => s.x))];
-    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.6 + 12, width * 0.46), letters = Math.floor((room - 12) / 6.4);
+    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.8 + 14, width * 0.46), letters = Math.floor((room - 14) / 6.8);
     const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(Math.max(...texts.map((t) => t.length)) * 6.4 + 8, width * 0.28) : 0;
     const area = { left: room, right: width - 14 - after, top: 8, bottom: height - 44 };
     make(svg, "text", { x: (area.left + area.right) / 2, y: height - 6, "text-anchor": "middle" }, figure.y.label);
@@ -252,7 +272,7 @@
 
   const kinds = {
     lines: drawLines, heat: drawHeat, ring: drawRing,
-    bars: (...words) => drawBars(...words, false), stacks: (svg, f, w, h, hidden) => drawBars(svg, f, w, h, hidden, true),
+    bars: (svg, f, w, h, hidden) => drawBars(svg, f, w, h, hidden, false), stacks: (svg, f, w, h, hidden) => drawBars(svg, f, w, h, hidden, true),
   };
 
   const draw = (figure, node, hidden, state) => {
@@ -279,7 +299,7 @@
     if (figure.series.length > 1) {
       const legend = html(node, "div", "legend"), buttons = [];
       if (begins.size) {
-        for (const [label, keep] of [["show all", () => true], ["the best and the serial ones", (name) => begins.has(name)], ["none", () => false]]) {
+        for (const [label, keep] of [["show all", () => true], ["a few", (name) => begins.has(name)], ["none", () => false]]) {
           const choose = html(legend, "button", "choose", label);
           choose.type = "button";
           choose.addEventListener("click", () => {

@@ -163,9 +163,10 @@ def differing(firsts: list[Record]) -> list[str]:
 def label(record: Record, names: Sequence[str], with_workers: bool = True) -> str:
     """What is run there: the strategy, these settings where they have a value, and how many workers."""
     words = [brief(str(record["strategy"]))]
-    words += [f"{name}={_short(record.setting(name))}" for name in names if record.setting(name) not in (None, {})]
+    for name in names:
+        value = record.setting(name)
+        if isinstance(value, dict):
+            words += [f"{key}={entry}" for key, entry in value.items()]
+        elif value is not None:
+            words.append(f"{name}={value}")
     return " ".join(words) + f" × {record['workers']}" * with_workers
-
-
-def _short(value: Any) -> str:
-    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
