@@ -12,7 +12,7 @@ from hocket.core.registry import unknown
 from hocket.measure.result import TIMES
 from hocket.report.charts import command_of, spread
 from hocket.report.figures import Axis, Figure, Series
-from hocket.report.records import Group, Record, differing, label
+from hocket.report.records import Group, Naming, Record
 from hocket.run.spec import settings
 
 
@@ -98,7 +98,7 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
     x, y, log = asked["x"], asked["y"], asked.get("log", "")
     first = groups[0].first
     lines: dict[str, list[tuple[Any, tuple[float, float, float]]]] = defaultdict(list)
-    missing, shown = [], []
+    missing, shown, naming = [], [], Naming.of([group.first for group in groups])
     for group in groups:
         at: Any
         if x in MEASURES:
@@ -106,7 +106,7 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
             at, name = middle and middle[0], group.name
         else:
             at = group.first[x] if x == "workers" else group.first.setting(x)
-            name = label(group.first, [n for n in differing([g.first for g in groups]) if n != x], x != "workers")
+            name = naming.name(group.first, x)
         if at is None or isinstance(at, (str, bool, dict)):
             continue
         found = measured(group, y)
@@ -131,11 +131,11 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
 
 
 def _few(series: Sequence[Series]) -> list[str]:
-    """Of very many lines the first of each strategy, and what is published."""
+    """Of very many lines the last of each strategy, which has the most workers, and what is published."""
     if len(series) <= 10:
         return []
-    first = {one.name.partition(" ")[0]: one.name for one in reversed(series)}
-    return [*first.values(), *(one.name for one in series if one.ideal)]
+    last = {one.name.partition(" ")[0]: one.name for one in series if not one.ideal}
+    return [*last.values(), *(one.name for one in series if one.ideal)]
 
 
 def check(figures: Sequence[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.measure.result import TIMES
 from hocket.report.figures import Axis, Figure, Series
-from hocket.report.records import Group, Record
+from hocket.report.records import Group, Naming, Record
 
 _CURVES = 6
 """Lines that can be told apart at a glance; a reader may choose more."""
@@ -184,9 +184,10 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
     """Samples a second over those of the best run on one worker."""
     alone = [speed for group in groups if group.first["workers"] == 1 for speed in group.values("samples_per_s")]
     by_strategy: dict[str, list[Group]] = defaultdict(list)
+    naming = Naming.of([group.first for group in groups])
     for group in groups:
         if group.first["workers"] and group.values("samples_per_s"):
-            by_strategy[group.name.rpartition(" × ")[0]].append(group)
+            by_strategy[naming.name(group.first, "workers")].append(group)
     several = {
         name: sorted(g, key=lambda group: group.first["workers"]) for name, g in by_strategy.items() if len(g) > 1
     }

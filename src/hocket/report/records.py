@@ -145,28 +145,35 @@ def grouped(records: Sequence[Record]) -> list[Group]:
     for record in records:
         by_key.setdefault(record.key(), []).append(record)
     groups = list(by_key.values())
-    names = differing([group[0] for group in groups])
-    return [Group(label(group[0], names), group) for group in groups]
+    naming = Naming.of([group[0] for group in groups])
+    return [Group(naming.name(group[0]), group) for group in groups]
 
 
-def differing(firsts: list[Record]) -> list[str]:
-    """Settings that tell groups apart beside strategy, workers, engine and driver."""
-    names = dict.fromkeys(name for record in firsts for name in record.spec)
-    usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
-    found = []
-    for name in names:
-        if name not in usual and len({json.dumps(r.setting(name), default=str) for r in firsts}) > 1:
-            found.append(name)
-    return found
+@dataclass(frozen=True)
+class Naming:
+    """What tells groups apart: settings, and where they differ or nothing else does, strategy and workers."""
 
+    settings: list[str]
+    strategy: bool
+    workers: bool
 
-def label(record: Record, names: Sequence[str], with_workers: bool = True) -> str:
-    """What is run there: the strategy, these settings where they have a value, and how many workers."""
-    words = [brief(str(record["strategy"]))]
-    for name in names:
-        value = record.setting(name)
-        if isinstance(value, dict):
-            words += [f"{key}={entry}" for key, entry in value.items()]
-        elif value is not None:
-            words.append(f"{name}={value}")
-    return " ".join(words) + f" × {record['workers']}" * with_workers
+    @classmethod
+    def of(cls, firsts: Sequence[Record]) -> Naming:
+        usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
+        names = [name for name in dict.fromkeys(name for r in firsts for name in r.spec) if name not in usual]
+        found = [name for name in names if len({json.dumps(r.setting(name), default=str) for r in firsts}) > 1]
+        strategies, counts = ({r[name] for r in firsts} for name in ("strategy", "workers"))
+        differ = len(strategies) > 1
+        return cls(found, differ or not found, len(counts) > 1 or not (found or differ))
+
+    def name(self, record: Record, without: str = "") -> str:
+        """Of its group; `without` a setting that a figure shows by its place."""
+        words = [brief(str(record["strategy"]))] if self.strategy else []
+        for name in self.settings:
+            value = record.setting(name)
+            if name == without or value is None:
+                continue
+            words += [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
+        if self.workers and without != "workers":
+            words.append(f"× {record['workers']}")
+        return " ".join(words) or brief(str(record["strategy"]))
