@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -258,6 +259,7 @@ def compare(
         return
     _show(tables.compared(comparison))
     print(tables.rule(comparison), tables.verdict(comparison), f"record: {out}", sep="\n")
+    print(f"see it: hocket report {shlex.quote(str(out))}")
 
 
 @app.command()

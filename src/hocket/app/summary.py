@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +42,7 @@ def summary(result: Result) -> None:
         rows.append((f"target {result.target:g}", reached))
     if result.out:
         rows.append(("record", result.out))
+        rows.append(("see it", f"hocket report {shlex.quote(result.out)}"))
     for name, value in rows:
         table.add_row(name, value)
     Console(highlight=False).print(table)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
-from hocket.report.records import Record, read_records
+from hocket.measure.result import Result
+from hocket.report.records import Record, grouped, read_records, record_of
 
 _RESULTS = (
     "verdict", "seconds", "virtual_seconds", "samples_per_s", "steps", "epochs_done", "train_loss", "test_loss",
@@ -62,3 +63,23 @@ def load_runs(path: str | Path) -> Any:
     frame = frame_of(records)
     frame.attrs["problems"] = problems
     return frame
+
+
+def plot(result: Result | Sequence[Result] | str | Path) -> Any:
+    """A matplotlib figure of learning curves against time: of a result, of several, or of the runs below a folder."""
+    from hocket.report.charts import learning
+    from hocket.report.static import draw
+
+    if isinstance(result, (str, Path)):
+        records, _ = read_records([Path(result)])
+    elif isinstance(result, Result):
+        records = [record_of(result)]
+    else:
+        records = [record_of(one, number) for number, one in enumerate(result)]
+    if not records or len({record.simulated for record in records}) > 1:
+        raise UserError("plot takes runs of one kind of time: all simulated, or all real")
+    clock = "virtual time" if records[0].simulated else "time"
+    figures = learning(grouped(records), clock)
+    if not figures:
+        raise UserError("there is no learning curve to plot: the run ended before its first point")
+    return draw(figures[0])

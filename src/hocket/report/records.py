@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.measure.result import Result
 from hocket.run.train import brief
 
 _RESULT, _SPEC = "result.json", "spec.toml"
@@ -93,6 +94,11 @@ class Group:
         return statistics.median(found) if found else None
 
 
+def record_of(result: Result, number: int | None = None) -> Record:
+    """A result that is still in memory; with a number it is a group of its own."""
+    return _checked(Path(result.out or ""), result.to_json(), {} if number is None else {"run": number})
+
+
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     """Every run below these folders, and a line on each that could not be read."""
     records, problems = [], []
@@ -123,12 +129,16 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 def _read(folder: Path) -> Record:
     result = json.loads((folder / _RESULT).read_text())
+    spec = tomllib.loads((folder / _SPEC).read_text()) if (folder / _SPEC).is_file() else {}
+    return _checked(folder, result, spec)
+
+
+def _checked(folder: Path, result: dict[str, Any], spec: dict[str, Any]) -> Record:
     for name in ("task", "verdict", "engine"):
         if not isinstance(result[name], str):
             raise ValueError(f"{name} is not text")
     for name in ("curve", "per_worker"):
         result[name] = result.get(name) or []
-    spec = tomllib.loads((folder / _SPEC).read_text()) if (folder / _SPEC).is_file() else {}
     result["task"] = Path(result["task"]).name
     return Record(folder, {"metric": "metric", "strategy": "own loop", "workers": result.get("ranks")} | result, spec)
 
