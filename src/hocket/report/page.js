@@ -417,15 +417,17 @@
   document.getElementById("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme !== "dark"));
   let waiting = null;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => redraws.forEach((redraw) => redraw()), 120); });
-  show(JSON.parse(document.getElementById("data").textContent));
+  const given = JSON.parse(document.getElementById("data").textContent);
+  show(given);
   const live = document.documentElement.dataset.live;
   if (live) {
-    let last = "";
+    const told = (data) => JSON.stringify({ ...data, made: "" }); // the time alone is nothing new
+    let last = told(given);
     setInterval(async () => {
       try {
-        const text = await (await fetch(live)).text();
-        if (text !== last && last !== "") show(JSON.parse(text));
-        last = text;
+        const data = await (await fetch(live)).json();
+        if (told(data) !== last) show(data);
+        last = told(data);
       } catch { document.getElementById("verdict").title = "no answer: the watch has ended"; }
     }, 2000);
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -167,13 +168,16 @@ def test_the_ring_ends_with_all_sums_everywhere_and_never_sends_what_is_not_ther
     assert len(steps) == 1 + 2 * 4
     assert steps[0]["held"] == [[0.2] * 5] * 5
     assert all(share == pytest.approx(1.0) for row in steps[-1]["held"] for share in row)
-    for before, now in zip(steps, steps[1:], strict=False):
+    for before, now in itertools.pairwise(steps):
         for rank, chunk in enumerate(now["sends"]):
             if "all-gather" in now["title"]:
                 assert before["held"][rank][chunk] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("ranks", "batch_ms", "grid", "ratio"), [(8, 72.9, (4, 2), 2.0), (64, 82.0, (8, 8), 4.1), (512, 83.3, (32, 16), 7.4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "batch_ms", "grid", "ratio"),
+    [(8, 72.9, (4, 2), 2.0), (64, 82.0, (8, 8), 4.1), (512, 83.3, (32, 16), 7.4)],
+)
 def test_the_formulas_of_communication(ranks: int, batch_ms: float, grid: tuple[int, int], ratio: float) -> None:
     """As Gholami 2018 has them for AlexNet."""
     batch = formulas.batch_s(formulas.ALEXNET, ranks)
