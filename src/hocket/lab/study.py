@@ -112,7 +112,7 @@ def _wanted(cell: Cell, seed: int) -> RunSpec:
     """What its run is asked for, as the run's record has it."""
     spec = cell.spec(seed)
     spec = dataclasses.replace(spec, task=absolute(spec.task, task), strategy=absolute(spec.strategy, strategy))
-    if strategy.make(spec.strategy).most_workers > 1:
+    if not spec.strategy or strategy.make(spec.strategy).most_workers > 1:
         return spec
     alone = {key: value for key, value in spec.sim.items() if key != "stragglers"}  # nobody there is slower than others
     return dataclasses.replace(spec, sim=alone)
