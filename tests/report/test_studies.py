@@ -153,7 +153,7 @@ def test_a_crashed_run_is_a_result_and_the_study_goes_on(tmp_path: Path) -> None
         "    seen = 0\n"
         "    def forward(self, x):\n"
         "        Bad.seen += len(x) == 4\n"
-        "        if Bad.seen > 9: raise ValueError('enough')\n"
+        "        if len(x) == 4 and Bad.seen > 9: raise ValueError('enough')\n"
         "        return super().forward(x)\n"
         "x = torch.randn(64, 3)\n"
         "data = (x, (x[:, 0] > 0).long())\n"

@@ -18,7 +18,7 @@ from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import brief
 
 _KEYS = ("question", "says", "seeds", "settings", "grid", "figure", "quick", "collectives", "draws")
-_FIGURE = ("title", "x", "y", "by", "log", "says", "published")
+_FIGURE = ("title", "x", "y", "log", "tied", "says", "published")
 _OF_A_GRID = ("needs", "within_cores")
 """Keys of a grid that are no settings: settings that this version must have, and whether workers are real cores."""
 _LONGEST_NAME = 80

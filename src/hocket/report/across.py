@@ -93,7 +93,7 @@ def axis_of(measure: str, record: Record, clock: str, log: bool) -> Axis:
 def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number: int) -> Figure | None:
     """A figure as a study's file asks for it: `x` and `y`, a line for each of what else was varied.
 
-    Where x is a measure, a group is a point.
+    Where x is a measure, a group is a point. Settings that are `tied` to x change along with it, on one line.
     """
     x, y, log = asked["x"], asked["y"], asked.get("log", "")
     first = groups[0].first
@@ -106,7 +106,7 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
             at, name = middle and middle[0], group.name
         else:
             at = group.first[x] if x == "workers" else group.first.setting(x)
-            name = naming.name(group.first, x)
+            name = naming.name(group.first, [x, *asked.get("tied", [])])
         if at is None or isinstance(at, (str, bool, dict)):
             continue
         found = measured(group, y)

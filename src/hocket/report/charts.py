@@ -187,7 +187,7 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
     naming = Naming.of([group.first for group in groups])
     for group in groups:
         if group.first["workers"] and group.values("samples_per_s"):
-            by_strategy[naming.name(group.first, "workers")].append(group)
+            by_strategy[naming.name(group.first, ["workers"])].append(group)
     several = {
         name: sorted(g, key=lambda group: group.first["workers"]) for name, g in by_strategy.items() if len(g) > 1
     }

@@ -190,7 +190,7 @@
   const drawBars = (svg, figure, width, height, hidden, stacked) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
     const names = [...new Set(figure.series.flatMap((s) => s.x))];
-    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.8 + 14, width * 0.46), letters = Math.floor((room - 14) / 6.8);
+    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.8 + 14, width * 0.46), letters = Math.round((room - 14) / 6.8);
     const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(Math.max(...texts.map((t) => t.length)) * 6.4 + 8, width * 0.28) : 0;
     const area = { left: room, right: width - 14 - after, top: 8, bottom: height - 44 };
     make(svg, "text", { x: (area.left + area.right) / 2, y: height - 6, "text-anchor": "middle" }, figure.y.label);

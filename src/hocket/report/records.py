@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,14 +176,14 @@ class Naming:
         differ = len(strategies) > 1
         return cls(found, differ or not found, len(counts) > 1 or not (found or differ))
 
-    def name(self, record: Record, without: str = "") -> str:
-        """Of its group; `without` a setting that a figure shows by its place."""
+    def name(self, record: Record, without: Collection[str] = ()) -> str:
+        """Of its group; `without` settings that a figure shows by its place."""
         words = [brief(str(record["strategy"]))] if self.strategy else []
         for name in self.settings:
             value = record.setting(name)
-            if name == without or value is None:
+            if name in without or value is None:
                 continue
             words += [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
-        if self.workers and without != "workers":
+        if self.workers and "workers" not in without:
             words.append(f"× {record['workers']}")
         return " ".join(words) or brief(str(record["strategy"]))
