@@ -18,7 +18,7 @@ seeds = 2
 [settings]
 task = "digits"
 engine = "sim"
-epochs = 3
+epochs = 15
 [[grid]]
 strategy = "serial"
 workers = 1
@@ -68,7 +68,7 @@ def survive(folder: Path, kills: int, seed: int) -> None:
             os.killpg(study.process.pid, signal.SIGKILL)
         study.kill()
         killed += 1
-        inside += any(path.name.endswith(".part") or path.name == ".lock" for path in out.rglob("*"))
+        inside += any(not (path.parent / "result.json").exists() for path in out.glob("runs/*/spec.toml"))
         now = results(out)
         assert before.items() <= now.items()  # no finished run is lost or repeated
     commands.finish(begin(folder, out))

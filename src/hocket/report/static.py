@@ -20,8 +20,11 @@ _STYLES = {"solid": "-", "dashed": "--", "dotted": ":"}
 def save(figure: Figure, path: Path) -> None:
     """As path.svg and path.png."""
     drawn = draw(figure)
-    for suffix in (".svg", ".png"):
-        drawn.savefig(f"{path}{suffix}", dpi=160, bbox_inches="tight")
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):  # text that can be searched, in a file a tenth as large
+        for suffix in (".svg", ".png"):
+            drawn.savefig(f"{path}{suffix}", dpi=160, bbox_inches="tight")
 
 
 def draw(figure: Figure) -> Any:
