@@ -48,6 +48,10 @@ def more_results(out: Path, than: int) -> bool:
     return len(results(out)) > than
 
 
+def under_way(out: Path) -> bool:
+    return any(not (path.parent / "result.json").exists() for path in out.glob("runs/*/spec.toml"))
+
+
 def survive(folder: Path, kills: int, seed: int) -> None:
     (folder / "study.toml").write_text(STUDY)
     commands.finish(begin(folder, folder / "whole"))
@@ -55,10 +59,14 @@ def survive(folder: Path, kills: int, seed: int) -> None:
     while killed < kills:
         before = results(out)
         study = begin(folder, out)
-        # Most of a start is spent on imports: wait for a run, then strike anywhere; now and then at once
-        if rng.random() < 0.8:
-            study.until(partial(more_results, out, len(before) + rng.randrange(2)))
-        time.sleep(rng.uniform(0, 0.4))
+        # Most of a start is spent on imports: wait for something, then strike anywhere; now and then at once
+        match rng.choice(["at once", "between", "inside", "inside"]):
+            case "between":
+                study.until(partial(more_results, out, len(before) + rng.randrange(2)))
+            case "inside":
+                study.until(partial(more_results, out, len(before)))
+                study.until(partial(under_way, out))
+        time.sleep(rng.uniform(0, 0.1))
         if study.process.poll() is not None:  # it has ended: begin another one
             commands.finish(study)
             assert table(out) == table(folder / "whole")
@@ -68,7 +76,7 @@ def survive(folder: Path, kills: int, seed: int) -> None:
             os.killpg(study.process.pid, signal.SIGKILL)
         study.kill()
         killed += 1
-        inside += any(not (path.parent / "result.json").exists() for path in out.glob("runs/*/spec.toml"))
+        inside += under_way(out)
         now = results(out)
         assert before.items() <= now.items()  # no finished run is lost or repeated
     commands.finish(begin(folder, out))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import struct
+import threading
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ from told import leave_run
 import hocket
 from hocket.app import cli
 from hocket.core.errors import UserError
-from hocket.report import charts, formulas
+from hocket.report import charts, formulas, tensorboard
 from hocket.report.across import MEASURES, across, measured
+from hocket.report.live import make_server
 from hocket.report.page import page_data, render
 from hocket.report.records import grouped, read_records
 from hocket.report.verdict import verdict
@@ -219,3 +223,48 @@ def test_figures_are_written_as_files(tmp_path: Path) -> None:
     assert cli.run(["report", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures")]) == 0
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {"digits-speedup-time.svg", "digits-speedup-time.png", "digits-target-time.svg"} <= names
+
+
+def test_event_files_are_framed_as_tensorboard_reads_them(tmp_path: Path) -> None:
+    """Records of a length, its checksum, the data and its checksum."""
+    assert tensorboard._masked(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    leave_run(tmp_path / "runs" / "a")
+    assert cli.run(["report", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "events")]) == 0
+    (path,) = (tmp_path / "events").rglob("*tfevents*")
+    rest, records = path.read_bytes(), []
+    while rest:
+        (length,) = struct.unpack("<Q", rest[:8])
+        assert struct.unpack("<I", rest[8:12])[0] == tensorboard._masked(rest[:8])
+        records.append(rest[12 : 12 + length])
+        assert struct.unpack("<I", rest[12 + length : 16 + length])[0] == tensorboard._masked(records[-1])
+        rest = rest[16 + length :]
+    assert b"brain.Event:2" in records[0]
+    assert sum(b"test_accuracy" in record for record in records) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "host", "status"),
+    [
+        ("GET", "/", "127.0.0.1", 200),
+        ("GET", "/data", "localhost", 200),
+        ("GET", "/", "elsewhere.org", 403),
+        ("GET", "/../../etc/passwd", "127.0.0.1", 404),
+        ("POST", "/data", "127.0.0.1", 501),
+        ("DELETE", "/", "127.0.0.1", 501),
+    ],
+)
+def test_a_watch_only_reads_and_only_here(tmp_path: Path, method: str, path: str, host: str, status: int) -> None:
+    leave_run(tmp_path / "a")
+    server = make_server(tmp_path, 0)
+    assert server.server_address[0] == "127.0.0.1"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        connection.request(method, path, headers={"Host": f"{host}:{server.server_port}"})
+        assert connection.getresponse().status == status
+        connection.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
