@@ -237,7 +237,7 @@
       const share = high > low ? (c.value - low) / (high - low) : 1, failed = c.value === null;
       const box = { x: x.at(c.x) - x.step / 2 + 1, y: y.at(c.y) + y.step / 2 + 1, width: x.step - 2, height: -y.step - 2 };
       const cell = make(svg, "rect", { ...box, fill: failed ? "var(--bad-ground)" : "var(--c0)", opacity: failed ? 1 : 0.12 + 0.78 * share });
-      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : "" }, failed ? "✕ " + c.text : c.text);
+      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : share > 0.5 ? "over" : "" }, failed ? "✕ " + c.text : c.text);
       cell.addEventListener("pointermove", (event) => showTip(event, [`${figure.x.label} ${c.x}, ${figure.y.label} ${c.y}`, c.tip || c.text]));
       cell.addEventListener("pointerleave", hideTip);
     }
