@@ -50,8 +50,13 @@ def test_the_scripts_of_the_page_learn_alike(name: str, tmp_path: Path) -> None:
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():  # ranks that are threads share PyTorch's own generator
+        for layer in (model[0], model[3]):
+            for parameter in layer.parameters():
+                parameter.uniform_(-0.5, 0.5, generator=generator)
+    return model
 
 
 def test_accumulation_sends_once_a_step() -> None:

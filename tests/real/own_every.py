@@ -24,8 +24,12 @@ INPUTS, TARGETS = samples(48)
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    with torch.no_grad():  # ranks that are threads share PyTorch's own generator
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return model
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any = INPUTS, targets: Any = TARGETS) -> None:

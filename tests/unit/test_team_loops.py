@@ -25,8 +25,13 @@ DATA = TensorDataset(INPUTS, TARGETS, torch.arange(50))
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    """The same on every rank, also where ranks are threads that share PyTorch's generator."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return model
 
 
 def sgd(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:

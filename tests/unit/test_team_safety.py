@@ -25,8 +25,13 @@ DATA = TensorDataset(INPUTS, TARGETS)
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    """The same on every rank, also where ranks are threads that share PyTorch's generator."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return model
 
 
 def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
@@ -314,7 +319,7 @@ class TestTheModelStaysTheUsers:
 
         def made() -> nn.Conv2d:
             torch.manual_seed(0)
-            return nn.Conv2d(4, 6, 3)
+            return nn.Conv2d(4, 6, 3)  # one rank alone
 
         def train(model: nn.Conv2d, optimizer: torch.optim.Optimizer) -> Tensor:
             for _ in range(3):

@@ -71,15 +71,19 @@ def _missing(words: Words, meeting: int) -> int:
 def _await(words: Words, me: int, meeting: int) -> int:
     """Wait until all have come. Who spins in vain spins less the next time: perhaps its core is what they wait for."""
     size = words[SIZE]
-    spin = RANK_AREA + me * RANK_WORDS + SPIN
-    began = monotonic_ns()
-    while monotonic_ns() - began <= words[spin]:
+    own = RANK_AREA + me * RANK_WORDS
+    spin = own + SPIN
+    began = now = monotonic_ns()
+    while now - words[own + SINCE] <= words[spin]:
         for _ in range(_PAUSES):
             if _missing(words, meeting) == size:
                 words[spin] = min(2 * words[spin], words[LONGEST_SPIN_NS])
                 return MET
             pause()
-    words[spin] = words[SHORTEST_SPIN_NS]
+        now = monotonic_ns()
+        if 0 < words[own + SLICE] < now - began:
+            return INTERRUPTED
+    words[spin] = max(words[spin] // 2, words[SHORTEST_SPIN_NS])
     fetch_add(words, SLEEPERS, 1)
     outcome = _sleep(words, me, meeting, began)
     fetch_add(words, SLEEPERS, -1)

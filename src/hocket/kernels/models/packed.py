@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
-from hocket.kernels.prefetch import prefetch
+from hocket.kernels.nearness import prefetch
 
 # Without a sign, as what may be below 0 costs a test at every access
 Firsts = np.ndarray[Any, np.dtype[np.uint64]]

@@ -25,7 +25,7 @@ from hocket.kernels.memory.updates import begin_together, close_read, close_writ
 from hocket.kernels.memory.words import APPLIED, BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
 from hocket.kernels.models.family import BROKEN_LOCK, DIVERGED, Kernel, KernelWorker, Log, note, stop_all, take_batch
 from hocket.kernels.models.windows import Text, Windows, Words64, draw
-from hocket.kernels.prefetch import prefetch
+from hocket.kernels.nearness import prefetch
 
 GROUP = 6
 """Outputs that are scored and changed together: a centre and five negatives, in as many registers."""
@@ -64,6 +64,8 @@ class WordWork(NamedTuple):
     """The other way round."""
     touched: Touched
     """The own copy is in `g`, until it becomes the gradient."""
+    fall: Floats
+    """One number: what the rate falls by from batch to batch."""
 
 
 @kernel(fastmath={"reassoc", "contract", "nsz"})
@@ -187,7 +189,7 @@ def train_windows(
     A word's output is `behind` rows behind its input.
     """
     words, low, high, negatives = windows
-    _, _, inputs, outputs, slopes, _, _, _ = work
+    inputs, outputs, slopes = work.inputs, work.outputs, work.slopes
     count_out = 1 + negatives.shape[1]
     loss, looked = 0.0, 0
     for i in range(last):
@@ -317,7 +319,8 @@ def skipgram_loop(
         for at in range(begin, begin + n):
             last = draw(data.text, order[at], work.random, work.windows, last)
         # The last batch of an epoch may be small; its pieces count as much as all others
-        loss, status = train_batch(near.vector, data, work, last, lr / batch)
+        rate = max(lr - work.fall[0] * (begin // batch), 0.0)
+        loss, status = train_batch(near.vector, data, work, last, rate / batch)
         if not np.isfinite(loss):
             stop_all(shared.control)
             note(log, made, loss, n)
@@ -332,7 +335,11 @@ class SkipGramWorker(KernelWorker):
     """One worker of word2vec."""
 
     loop: ClassVar[Any] = staticmethod(skipgram_loop)
+    falls: ClassVar[bool] = True
     _work: WordWork
+
+    def fall(self, each: float) -> None:
+        self._work.fall[0] = each
 
     def kept(self) -> dict[str, Tensor]:
         return {"random": torch.from_numpy(self._work.random.view(np.int64))}
@@ -364,5 +371,6 @@ class SkipGramKernel(Kernel):
             np.zeros(words, np.int32),
             np.zeros(seats, np.int32),
             Touched.empty(2 * seats * dim),  # no memory until it is written
+            np.zeros(1, np.float32),
         )
         return SkipGramWorker(self, index, batch, work)
