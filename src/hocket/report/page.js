@@ -56,6 +56,7 @@
       const v = m * 10 ** p;
       if (v >= low * 0.999 && v <= high * 1.001) ticks.push(v);
     }
+    if (ticks.length < 3) return niceTicks(low, high, wanted).filter((v) => v > 0);
     const skip = Math.ceil(ticks.length / wanted);
     return ticks.filter((_, i) => i % skip === 0);
   };

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#2f9bd6", "#6b4fa3", "#4d4d4d")
 """Told apart by colour-blind readers too (after Okabe and Ito)."""
+_BESIDE = 6
+"""Series from which on their names stand beside the axes, where they cover nothing."""
 _STYLES = {"solid": "-", "dashed": "--", "dotted": ":"}
 
 
@@ -43,9 +45,16 @@ def draw(figure: Figure) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     if figure.kind in ("lines", "bars", "stacks"):
         axes.grid(axis="y" if figure.kind == "lines" else "x", alpha=0.3)
-        if len(figure.series) > 1:
+        if len(figure.series) > _BESIDE and not _is_scatter(figure):
+            canvas.set_figwidth(9.6)
+            canvas.legend(loc="outside right upper", fontsize=7, frameon=False)
+        elif len(figure.series) > 1 and not _is_scatter(figure):
             axes.legend(fontsize=8, frameon=False)
     return canvas
+
+
+def _is_scatter(figure: Figure) -> bool:
+    return figure.kind == "lines" and all(len(series.x) == 1 for series in figure.series)
 
 
 def _label(axes: Axes, figure: Figure) -> None:
@@ -84,7 +93,8 @@ def _lines(axes: Axes, figure: Figure) -> None:
     _scale(axes, figure)
     for number, series in enumerate(figure.series):
         colour, marker = _colour(series, number), "o" if series.points else ""
-        style = _STYLES[series.style]
+        again = ("solid", "dashed", "dotted")[min(number // len(COLOURS), 2)]  # when the colours begin anew
+        style = _STYLES[series.style if series.style != "solid" else again]
         axes.plot(
             _numbers(series.x), _numbers(series.y), style, color=colour, marker=marker, markersize=4, label=series.name
         )
@@ -92,6 +102,10 @@ def _lines(axes: Axes, figure: Figure) -> None:
             axes.fill_between(
                 _numbers(series.x), _numbers(series.low), _numbers(series.high), color=colour, alpha=0.15, lw=0
             )
+    if _is_scatter(figure):
+        points = sorted((series.y[0] or 0.0, series.x[0], series.name) for series in figure.series)
+        for number, (y, x, name) in enumerate(points):  # above and below in turn, so that neighbours do not meet
+            axes.annotate(name, (x, y), (5, 3 if number % 2 else -8), textcoords="offset points", fontsize=6.5)
     _label(axes, figure)
 
 
