@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hocket.core.comm import Op
 from hocket.core.errors import CommError, DeadlineExceeded
+from hocket.kernels.jit import one_compiles
 from hocket.kernels.memory import meeting as kernels
 from hocket.kernels.memory.block import Block
 
@@ -62,11 +63,12 @@ def load_kernels() -> None:
     """Compile what the collectives call, or load it from the cache: before anybody waits for us."""
     alone = Commons(Block.anonymous(nbytes(1)), 1, 0, Patience(1.0, crowded=False))
     alone.lay_out()
-    for dtype in (torch.float32, torch.float64, torch.int64):
-        alone.all_reduce(torch.zeros(0, dtype=dtype), "sum")
-    alone.broadcast(torch.zeros(0), 0)
-    alone.all_gather(torch.zeros(0), torch.zeros(0))
-    alone.barrier()
+    with one_compiles():
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            alone.all_reduce(torch.zeros(0, dtype=dtype), "sum")
+        alone.broadcast(torch.zeros(0), 0)
+        alone.all_gather(torch.zeros(0), torch.zeros(0))
+        alone.barrier()
 
 
 class Commons:
