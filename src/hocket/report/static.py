@@ -16,6 +16,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#2f9bd6", "#6
 """Told apart by colour-blind readers too (after Okabe and Ito)."""
 _BESIDE = 6
 """Series from which on their names stand beside the axes, where they cover nothing."""
+_SIDES = (
+    *((5, 2, "left"), (5, -7, "left"), (-5, 2, "right"), (-5, -7, "right"), (0, 6, "center"), (0, -11, "center")),
+    *((-5, 10, "left"), (-5, -15, "left"), (5, 10, "right"), (5, -15, "right")),
+)
+"""Of a point, where its name may stand."""
 _STYLES = {"solid": "-", "dashed": "--", "dotted": ":"}
 
 
@@ -103,10 +108,39 @@ def _lines(axes: Axes, figure: Figure) -> None:
                 _numbers(series.x), _numbers(series.low), _numbers(series.high), color=colour, alpha=0.15, lw=0
             )
     if _is_scatter(figure):
-        points = sorted((series.y[0] or 0.0, series.x[0], series.name) for series in figure.series)
-        for number, (y, x, name) in enumerate(points):  # above and below in turn, so that neighbours do not meet
-            axes.annotate(name, (x, y), (5, 3 if number % 2 else -8), textcoords="offset points", fontsize=6.5)
+        _name_points(axes, figure)
     _label(axes, figure)
+
+
+def _name_points(axes: Axes, figure: Figure) -> None:
+    """Each name on the first side of its point where it covers no other."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import Bbox
+
+    canvas = axes.get_figure()
+    assert canvas is not None
+    axes.autoscale_view()
+    renderer = FigureCanvasAgg(canvas).get_renderer()  # type: ignore[arg-type,no-untyped-call]
+    places = [axes.transData.transform((one.x[0], one.y[0] or 0.0)) for one in figure.series]
+    taken: list[Any] = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in places]
+    for series in sorted(figure.series, key=lambda one: one.y[0] or 0.0):
+        for dx, dy, side in _SIDES:
+            text = axes.annotate(
+                series.name,
+                (series.x[0], series.y[0] or 0.0),
+                (dx, dy),
+                textcoords="offset points",
+                fontsize=6.5,
+                ha=side,
+            )
+            text.set_in_layout(False)
+            box = text.get_window_extent(renderer)
+            if axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and not any(box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        else:
+            continue  # no room: the page has it as a tip
+        taken.append(box)
 
 
 def _bars(axes: Axes, figure: Figure, stacked: bool = False) -> None:
