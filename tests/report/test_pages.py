@@ -273,7 +273,7 @@ def test_a_watch_only_reads_and_only_here(tmp_path: Path, method: str, path: str
 def test_train_and_compare_end_by_naming_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["digits", "--engine", "sim", "--steps", "2"]
     assert cli.run(["train", *common, "--out", str(tmp_path / "a run")]) == 0
-    assert f"hocket report '{tmp_path / 'a run'}'" in capsys.readouterr().out.replace("\n", "")
+    assert f"see it: hocket report '{tmp_path / 'a run'}'" in capsys.readouterr().out
     assert cli.run(["compare", *common, "-s", "allreduce", "--seeds", "1", "--out", str(tmp_path / "b")]) == 0
     assert f"see it: hocket report {tmp_path / 'b'}" in capsys.readouterr().out
     assert cli.run(["report", str(tmp_path / "b")]) == 0

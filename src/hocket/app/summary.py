@@ -42,7 +42,6 @@ def summary(result: Result) -> None:
         rows.append((f"target {result.target:g}", reached))
     if result.out:
         rows.append(("record", result.out))
-        rows.append(("see it", f"hocket report {shlex.quote(result.out)}"))
     for name, value in rows:
         table.add_row(name, value)
     Console(highlight=False).print(table)
@@ -50,6 +49,8 @@ def summary(result: Result) -> None:
         parts = ", ".join(f"{worker[k]:.2f} s {_IN_WORDS.get(k, k)}" for k in TIMES if worker[k])
         batches = f"{worker['steps']:,} batches, " if result.shared else ""  # each takes as many as it can
         print(f" worker {r}: {batches}{parts}")
+    if result.out:
+        print(f"see it: hocket report {shlex.quote(result.out)}")
 
 
 def _validation(result: Result) -> list[tuple[str, str]]:
