@@ -21,13 +21,15 @@ if TYPE_CHECKING:
         compare,
         fit,
         join,
+        load_runs,
+        plot,
         resume,
         tune,
     )
 
 __all__ = [
     "Comm", "CommError", "DeadlineExceeded", "Message", "RankFailed", "Result", "RunSpec", "Task", "Team",
-    "UserError", "__version__", "compare", "fit", "join", "resume", "tune",
+    "UserError", "__version__", "compare", "fit", "join", "load_runs", "plot", "resume", "tune",
 ]  # fmt: skip
 
 

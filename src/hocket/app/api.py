@@ -17,6 +17,7 @@ from hocket.lab.compare import plan as plan_comparison
 from hocket.lab.tune import BUDGET
 from hocket.lab.tune import plan as plan_tuning
 from hocket.measure.result import Result
+from hocket.report.frame import load_runs, plot
 from hocket.run import loading
 from hocket.run.loading import StopLoading
 from hocket.run.resume import resume as resume_run
@@ -27,7 +28,7 @@ from hocket.version import __version__
 
 __all__ = [
     "Comm", "CommError", "DeadlineExceeded", "Message", "RankFailed", "Result", "RunSpec", "Task", "Team",
-    "UserError", "__version__", "compare", "fit", "join", "resume", "tune",
+    "UserError", "__version__", "compare", "fit", "join", "load_runs", "plot", "resume", "tune",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hocket.app import pictures, splitting, vectors
+from hocket.app import pictures, splitting, studying, vectors
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -258,6 +259,7 @@ def compare(
         return
     _show(tables.compared(comparison))
     print(tables.rule(comparison), tables.verdict(comparison), f"record: {out}", sep="\n")
+    print(f"see it: hocket report {shlex.quote(str(out))}")
 
 
 @app.command()
@@ -360,6 +362,7 @@ def list_() -> None:
 app.command()(pictures.report)
 app.command()(pictures.watch)
 app.command()(splitting.layout)
+app.command()(studying.study)
 
 
 @app.command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
@@ -47,6 +49,8 @@ def summary(result: Result) -> None:
         parts = ", ".join(f"{worker[k]:.2f} s {_IN_WORDS.get(k, k)}" for k in TIMES if worker[k])
         batches = f"{worker['steps']:,} batches, " if result.shared else ""  # each takes as many as it can
         print(f" worker {r}: {batches}{parts}")
+    if result.out:
+        print(f"see it: hocket report {shlex.quote(result.out)}")
 
 
 def _validation(result: Result) -> list[tuple[str, str]]:

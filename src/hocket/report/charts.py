@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 from collections import defaultdict
@@ -10,16 +11,20 @@ from typing import Any
 
 from hocket.measure.result import TIMES
 from hocket.report.figures import Axis, Figure, Series
-from hocket.report.records import Group, Record
+from hocket.report.records import Group, Naming, Record
 
-_CURVES = 12
-"""Lines that can still be told apart in one figure."""
+_CURVES = 6
+"""Lines that can be told apart at a glance; a reader may choose more."""
+_BARS = 40
+_COMMANDS = 12
+_WIDE = 5
+"""Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
 
 
 def command_of(groups: Sequence[Group]) -> str:
     """What makes these runs again."""
     lines = []
-    for group in groups[:_CURVES]:
+    for group in groups[:_COMMANDS]:
         first = group.first
         spec = shlex.quote(str(first.path / "spec.toml"))
         if first.spec:
@@ -34,6 +39,22 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
 
+def begin_with(groups: Sequence[Group]) -> list[str]:
+    """Of many groups the best and the best serial one: by time to the target, then by metric."""
+    if len(groups) <= _CURVES + 2:
+        return []
+    sign = -1 if groups[0].first["metric"] == "accuracy" else 1
+
+    def order(group: Group) -> tuple[float, float]:
+        metric = group.median("metric")
+        return statistics.median(group.times), math.inf if metric is None else sign * metric
+
+    ranked = sorted(groups, key=order)
+    serial = [group for group in ranked if group.first["workers"] == 1][:1]
+    best = [group for group in ranked if group not in serial][:_CURVES]
+    return [group.name for group in [*best, *serial]]
+
+
 def curves(
     groups: Sequence[Group],
     name: str,
@@ -45,7 +66,7 @@ def curves(
 ) -> Figure | None:
     """A learning curve a group: medians over its seeds at equal numbers of samples, with the range."""
     series = []
-    for group in groups[:_CURVES]:
+    for group in groups:
         points: dict[float, list[tuple[float, float]]] = defaultdict(list)
         for record in group.good:
             for point in record["curve"]:
@@ -67,7 +88,9 @@ def curves(
                     points=len(whole) < 12,
                 )
             )
-    return Figure(name, title, "lines", x, y, series, command=command_of(groups)) if series else None
+    if not series:
+        return None
+    return Figure(name, title, "lines", x, y, series, command=command_of(groups), begins=begin_with(groups))
 
 
 def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
@@ -85,7 +108,9 @@ def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
         total = record["curve"][-1]["samples"]
         return record["bytes_sent"] / 1e6 * point["samples"] / total if total and record["bytes_sent"] else None
 
-    time, count = Axis(f"{clock}, s"), Axis("samples of all workers together")
+    ends = [group.first["curve"][-1]["seconds"] for group in groups if group.first["curve"]]
+    wide = ends and max(ends) > _WIDE * min(ends) > 0  # the quick ones would be a line at the left edge
+    time, count = Axis(f"{clock}, s", "log" if wide else "linear"), Axis("samples of all workers together")
     found = [
         curves(
             groups,
@@ -131,13 +156,14 @@ def time_to_target(groups: Sequence[Group], clock: str) -> Figure | None:
     timed = [group for group in groups if group.first["target"] is not None]
     if not timed or not any(group.reached for group in timed):
         return None
-    found = [(group, spread(group.times) if group.reached == len(group.records) else None) for group in timed]
-    there = [(group, times) for group, times in found if times]
-    missing = [group.name for group, times in found if not times]
-    says = f"Never in some or all runs, so without a bar: {', '.join(missing)}." if missing else ""
-    names = [group.name for group, _ in there]
-    times = [times for _, times in there]
-    series = Series("time to target", names, [t[0] for t in times], [t[1] for t in times], [t[2] for t in times])
+    timed = sorted(timed, key=lambda group: (statistics.median(group.times), -group.reached))
+    dropped, timed = timed[_BARS:], timed[:_BARS]
+    found = [spread(group.times) if group.reached == len(group.records) else None for group in timed]
+    text = [f"{times[0]:.3g}" if times else _never(group) for group, times in zip(timed, found, strict=True)]
+    middle, low, high = ([times[i] if times else None for times in found] for i in range(3))
+    series = Series("time to target", [group.name for group in timed], middle, low, high, text=text)
+    says = "Medians and ranges over seeds, where every run got there."
+    says += f" The {len(dropped)} slowest of {len(dropped) + _BARS} are in the table only." if dropped else ""
     return Figure(
         f"target-{clock.split()[0]}",
         f"Time to the target {timed[0].first['target']:g}",
@@ -150,13 +176,18 @@ def time_to_target(groups: Sequence[Group], clock: str) -> Figure | None:
     )
 
 
+def _never(group: Group) -> str:
+    return "never" if not group.reached else f"never in {len(group.records) - group.reached} of {len(group.records)}"
+
+
 def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
     """Samples a second over those of the best run on one worker."""
     alone = [speed for group in groups if group.first["workers"] == 1 for speed in group.values("samples_per_s")]
     by_strategy: dict[str, list[Group]] = defaultdict(list)
+    naming = Naming.of([group.first for group in groups])
     for group in groups:
         if group.first["workers"] and group.values("samples_per_s"):
-            by_strategy[group.name.rpartition(" × ")[0]].append(group)
+            by_strategy[naming.name(group.first, ["workers"])].append(group)
     several = {
         name: sorted(g, key=lambda group: group.first["workers"]) for name, g in by_strategy.items() if len(g) > 1
     }
@@ -164,7 +195,7 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
         return None
     base = max(alone)
     series = []
-    for name, members in list(several.items())[:_CURVES]:
+    for name, members in several.items():
         found = [spread([value / base for value in group.values("samples_per_s")]) for group in members]
         workers = [group.first["workers"] for group in members]
         series.append(
@@ -177,7 +208,7 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
         f"speedup-{clock.split()[0]}",
         "Speedup",
         "lines",
-        Axis("workers", "log"),
+        Axis("workers", "log", values=True),
         Axis("times one worker", "log"),
         series,
         says,
@@ -186,8 +217,8 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
 
 
 def time_split(groups: Sequence[Group], clock: str) -> Figure | None:
-    shown = [
-        group for group in groups[: 2 * _CURVES] if group.good and any(TIMES[0] in w for w in group.first["per_worker"])
+    shown = [group for group in groups if group.good and any(TIMES[0] in w for w in group.good[0]["per_worker"])][
+        :_BARS
     ]
     if not shown:
         return None
@@ -230,14 +261,22 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
         "lines",
         Axis("updates between read and write"),
         Axis("share of updates", zero=True, percent=True),
-        series[:_CURVES],
+        series,
         command=command_of(groups),
+        begins=_stalest(series),
     )
+
+
+def _stalest(series: Sequence[Series]) -> list[str]:
+    """Some from the least stale to the stalest."""
+    by_length = sorted(series, key=lambda one: len(one.x))
+    step = max(1, (len(by_length) - 1) // (_CURVES - 1))
+    return [one.name for one in by_length[::step]] if len(series) > _CURVES + 2 else []
 
 
 def consensus(groups: Sequence[Group]) -> Figure | None:
     apart = [(group, group.values("consensus_distance")) for group in groups]
-    apart = [(group, values) for group, values in apart if values and max(values) > 0]
+    apart = [(group, values) for group, values in apart if values and max(values) > 0][:_BARS]
     if not apart:
         return None
     found = [spread(values) for _, values in apart]
@@ -247,6 +286,7 @@ def consensus(groups: Sequence[Group]) -> Figure | None:
         [f[0] for f in found],
         [f[1] for f in found],
         [f[2] for f in found],
+        text=[f"{f[0]:.3g}" for f in found],
     )
     says = "Root mean square distance of the replicas from their mean, before the last average."
     return Figure(

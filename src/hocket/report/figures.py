@@ -19,6 +19,8 @@ class Axis:
     zero: bool = False
     """Whether it begins at 0."""
     percent: bool = False
+    values: bool = False
+    """Whether the values themselves are its ticks: few that somebody chose, such as numbers of workers."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Series:
     """Whether each value is marked, as where there are few."""
     ideal: bool = False
     """A reference, not a measurement: drawn in grey."""
+    text: list[str] = field(default_factory=list)
+    """Of bars: what is written at each; a bar without a value has only that."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,9 @@ class Figure:
     """What makes the runs again that it shows."""
     cells: list[dict[str, Any]] = field(default_factory=list)
     """Of a heat map: x, y, value and what is written there; of a ring: its steps."""
+
+    begins: list[str] = field(default_factory=list)
+    """Of many series, those that are shown before the reader chooses; all, if empty."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -8,14 +8,14 @@ from pathlib import Path
 from hocket.core.errors import UserError
 from hocket.measure import disk
 from hocket.report.figures import Figure
-from hocket.report.page import figures_of, page_data, render
+from hocket.report.page import Story, figures_of, page_data, render
 from hocket.report.records import Record, grouped
 
 
 def write_page(
-    path: Path, records: Sequence[Record], problems: Sequence[str], title: str, extra: Sequence[Figure] = ()
+    path: Path, records: Sequence[Record], problems: Sequence[str], title: str, story: Story | None = None
 ) -> None:
-    content = render(page_data(records, problems, title, extra))
+    content = render(page_data(records, problems, title, story))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         disk.write(path, content.encode())
@@ -23,22 +23,22 @@ def write_page(
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
 
 
-def write_figures(folder: Path, records: Sequence[Record], extra: Sequence[Figure] = ()) -> int:
+def write_figures(folder: Path, records: Sequence[Record], story: Story | None = None) -> int:
     """Each figure as FOLDER/TASK-NAME.svg and .png; returns how many."""
     from hocket.report.static import save
 
-    figures = [(None, figure) for figure in extra]
-    found: list[tuple[str | None, Figure]] = [*figures]
+    story = story or Story()
+    found: list[tuple[str, Figure]] = [("", figure) for figure in story.extra]
     for task in dict.fromkeys(record["task"] for record in records):
         for simulated in (False, True):
             chosen = [r for r in records if r["task"] == task and r.simulated == simulated]
             if chosen:
                 clock = "virtual time" if simulated else "time"
-                found += [(task, figure) for figure in figures_of(grouped(chosen), clock)]
+                found += [(task, figure) for figure in figures_of(grouped(chosen), clock, story.figures)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for task_name, figure in found:
-            save(figure, folder / ("-".join(filter(None, [_fit(task_name or ""), figure.name]))))
+            save(figure, folder / ("-".join(filter(None, [_fit(task_name), figure.name]))))
     except OSError as error:
         raise UserError(f"cannot write figures to {folder}: {error.strerror or error}") from None
     return len(found)

@@ -56,19 +56,24 @@
       const v = m * 10 ** p;
       if (v >= low * 0.999 && v <= high * 1.001) ticks.push(v);
     }
+    if (ticks.length < 3) return niceTicks(low, high, wanted).filter((v) => v > 0);
     const skip = Math.ceil(ticks.length / wanted);
     return ticks.filter((_, i) => i % skip === 0);
   };
+  const apart = (values, at) => values.reduce((kept, v) => (kept.length && Math.abs(at(v) - at(kept[kept.length - 1])) < 30 ? kept : [...kept, v]), []);
   const scaleOf = (axis, values, from, to, wanted) => {
     const log = axis.scale === "log";
     const usable = values.filter((v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0));
     let low = usable.length ? Math.min(...usable) : log ? 1 : 0, high = usable.length ? Math.max(...usable) : 1;
     if (axis.zero && !log) low = Math.min(low, 0);
     if (low === high) { high = log ? low * 2 : low + (Math.abs(low) || 1); if (!log && !axis.zero) low -= (Math.abs(low) || 1) / 2; }
-    if (!log) { const pad = (high - low) * 0.04; high += pad; if (!(axis.zero && low === 0)) low -= pad; }
+    if (!log && !axis.tight) { const pad = (high - low) * 0.04; high += pad; if (!(axis.zero && low === 0)) low -= pad; }
     const f = log ? Math.log : (v) => v, a = f(low), b = f(high);
     const at = (v) => from + ((f(v) - a) / (b - a)) * (to - from);
-    return { at, ticks: log ? logTicks(low, high, wanted) : niceTicks(low, high, wanted), has: (v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0) };
+    // A few values that were chosen, such as numbers of workers, are the ticks themselves
+    const chosen = axis.values ? apart([...new Set(usable)].sort((p, q) => p - q), at) : [];
+    const ticks = chosen.length > 1 ? chosen : log ? logTicks(low, high, wanted) : niceTicks(low, high, wanted);
+    return { at, ticks, has: (v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0) };
   };
   const bandOf = (names, from, to) => {
     const step = (to - from) / Math.max(names.length, 1);
@@ -116,15 +121,34 @@
     }
   };
 
+  // A name beside each point, where there is room
+  const pointLabels = (svg, area, points) => {
+    const taken = points.map((p) => [p.px - 5, p.py - 5, p.px + 5, p.py + 5]);
+    for (const { s, px, py } of points) {
+      const wide = s.name.length * 6.1;
+      const places = [[px + 8, py + 4], [px - 8 - wide, py + 4], [px - wide / 2, py - 9], [px - wide / 2, py + 17], [px + 8, py - 9], [px + 8, py + 17], [px - 8 - wide, py - 9], [px - 8 - wide, py + 17]];
+      const free = places.find(([left, base]) => {
+        const box = [left, base - 10, left + wide, base + 2];
+        return box[0] >= area.left && box[2] <= area.right + 10 && box[1] >= 0 && box[3] <= area.bottom && !taken.some((t) => t[0] < box[2] && box[0] < t[2] && t[1] < box[3] && box[1] < t[3]);
+      });
+      if (!free) continue;
+      taken.push([free[0], free[1] - 10, free[0] + wide, free[1] + 2]);
+      make(svg, "text", { x: free[0], y: free[1], style: `fill:${colour(s.i)};font-size:11px` }, s.name);
+    }
+  };
+
   // Kinds of figures
 
   const drawLines = (svg, figure, width, height, hidden) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
-    const labelled = width > 460 && series.length > 1 && series.length <= 8;
-    const room = labelled ? Math.min(Math.max(...series.map((s) => s.name.length)) * 6.3 + 10, width * 0.3) : 0;
-    const area = frame(svg, figure, width, height, 62, 44, room);
+    const single = series.length > 1 && series.every((s) => s.x.length === 1);
+    const labelled = width > 460 && series.length > 1 && series.length <= 8 && !single;
+    const room = labelled ? Math.min(Math.max(...series.map((s) => s.name.length)) * 6.5 + 10, width * 0.36) : 0;
+    const heights = series.flatMap((s) => [...s.y, ...s.low, ...s.high]), ticks = scaleOf(figure.y, heights, height - 44, 12, 6).ticks;
+    const left = 32 + 6.4 * Math.max(...ticks.map((v) => shown(figure.y, v).length), 2);
+    const area = frame(svg, figure, width, height, left, 44, room);
     const x = scaleOf(figure.x, series.flatMap((s) => s.x), area.left, area.right, width < 480 ? 5 : 8);
-    const y = scaleOf(figure.y, series.flatMap((s) => [...s.y, ...s.low, ...s.high]), area.bottom, area.top, 6);
+    const y = scaleOf(figure.y, heights, area.bottom, area.top, 6);
     yAxis(svg, figure, area, y);
     for (const v of x.ticks) make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.x, v));
     make(svg, "line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, class: "axis" });
@@ -146,7 +170,8 @@
         points.push({ s, k, px: x.at(s.x[k]), py: y.at(s.y[k]) });
       }
     }
-    if (labelled) endLabels(svg, area, series, x, y, Math.floor(room / 6.3));
+    if (single) pointLabels(svg, area, points);
+    if (labelled) endLabels(svg, area, series, x, y, Math.floor((room - 10) / 6.5));
     const mark = make(svg, "circle", { r: 5, fill: "none", stroke: "var(--text)", "stroke-width": 1.5, visibility: "hidden" });
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect(), k = width / box.width;
@@ -161,37 +186,46 @@
     svg.addEventListener("pointerleave", () => { hideTip(); mark.setAttribute("visibility", "hidden"); });
   };
 
+  // Names stand at the left, where long ones can be read; bars grow to the right.
+  const BAR = 22;
   const drawBars = (svg, figure, width, height, hidden, stacked) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
     const names = [...new Set(figure.series.flatMap((s) => s.x))];
-    const tilted = names.some((n) => String(n).length * 7 > (width - 80) / Math.max(names.length, 1));
-    const longest = Math.min(Math.max(...names.map((n) => String(n).length), 1), 26);
-    const area = frame(svg, figure, width, height, 62, tilted ? 34 + longest * 4.6 : 44);
+    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.8 + 14, width * 0.46), letters = Math.round((room - 14) / 6.8);
+    const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(Math.max(...texts.map((t) => t.length)) * 6.4 + 8, width * 0.28) : 0;
+    const area = { left: room, right: width - 14 - after, top: 8, bottom: height - 44 };
+    make(svg, "text", { x: (area.left + area.right) / 2, y: height - 6, "text-anchor": "middle" }, figure.y.label);
     const total = (name) => series.reduce((sum, s) => sum + (s.y[s.x.indexOf(name)] || 0), 0);
-    const values = stacked ? names.map(total) : series.flatMap((s) => [...s.y, ...s.high]);
-    const y = scaleOf({ ...figure.y, zero: true }, [0, ...values], area.bottom, area.top, 6);
-    yAxis(svg, figure, area, y);
-    const band = bandOf(names, area.left, area.right), each = (band.step * 0.78) / (stacked ? 1 : Math.max(series.length, 1));
+    const values = stacked ? [1] : series.flatMap((s) => [...s.y, ...s.high]);
+    const x = scaleOf({ ...figure.y, zero: true, tight: stacked }, [0, ...values], area.left, area.right, width < 480 ? 3 : 6);
+    for (const v of x.ticks) {
+      make(svg, "line", { x1: x.at(v), x2: x.at(v), y1: area.top, y2: area.bottom, class: "grid" });
+      make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.y, v));
+    }
+    const band = bandOf(names, area.top, area.bottom), each = (band.step * 0.74) / (stacked ? 1 : Math.max(series.length, 1));
     for (const name of names) {
-      const label = String(name).length > 26 ? String(name).slice(0, 25) + "…" : String(name);
-      const where = { x: band.at(name), y: area.bottom + 15, class: "tick" };
-      if (tilted) make(svg, "text", { ...where, "text-anchor": "end", transform: `rotate(-35 ${where.x} ${where.y})` }, label);
-      else make(svg, "text", { ...where, "text-anchor": "middle" }, label);
-      let height = 0;
+      const long = String(name), label = make(svg, "text", { x: area.left - 6, y: band.at(name) + 4, "text-anchor": "end" }, long.length > letters ? long.slice(0, letters - 1) + "…" : long);
+      make(label, "title", {}, long);
+      let before = 0;
       series.forEach((s, k) => {
-        const at = s.x.indexOf(name), v = at < 0 ? null : s.y[at];
-        if (typeof v !== "number" || !Number.isFinite(v)) return;
-        const left = band.at(name) - band.step * 0.39 + (stacked ? 0 : k * each);
-        const top = y.at(stacked ? height + v : v), bottom = stacked ? y.at(height) : y.at(0);
-        height += v;
-        const bar = make(svg, "rect", { x: left, y: top, width: Math.max(each - 1, 1), height: Math.max(bottom - top, 0.5), fill: colour(s.i) });
-        if (!stacked && s.low.length && s.high[at] > s.low[at]) make(svg, "line", { x1: left + each / 2, x2: left + each / 2, y1: y.at(s.low[at]), y2: y.at(s.high[at]), stroke: "var(--text)", "stroke-width": 1.5 });
+        const at = s.x.indexOf(name), v = at < 0 ? null : s.y[at], text = at < 0 ? undefined : s.text[at];
+        const top = band.at(name) - band.step * 0.37 + (stacked ? 0 : k * each);
+        const good = typeof v === "number" && Number.isFinite(v);
+        if (text !== undefined) {
+          const end = good ? x.at(s.high.length ? s.high[at] : v) : area.left;
+          make(svg, "text", { x: end + 6, y: top + each / 2 + 4, class: good ? "tick" : "bad" }, text);
+        }
+        if (!good) return;
+        const left = x.at(stacked ? before : 0), right = x.at(stacked ? before + v : v);
+        before += v;
+        const bar = make(svg, "rect", { x: left, y: top, width: Math.max(right - left, 0.5), height: Math.max(each - 2, 1), fill: colour(s.i) });
+        if (!stacked && s.low.length && s.high[at] > s.low[at]) make(svg, "line", { x1: x.at(s.low[at]), x2: x.at(s.high[at]), y1: top + each / 2, y2: top + each / 2, stroke: "var(--text)", "stroke-width": 1.5 });
         const spread = s.low.length ? ` (${shown(figure.y, s.low[at])} to ${shown(figure.y, s.high[at])})` : "";
-        bar.addEventListener("pointermove", (event) => showTip(event, [s.name, String(name), `${figure.y.label}: ${shown(figure.y, v)}${spread}`]));
+        bar.addEventListener("pointermove", (event) => showTip(event, [long, `${s.name}: ${shown(figure.y, v)}${spread}`]));
         bar.addEventListener("pointerleave", hideTip);
       });
     }
-    make(svg, "line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, class: "axis" });
+    make(svg, "line", { x1: area.left, x2: area.left, y1: area.top, y2: area.bottom, class: "axis" });
   };
 
   const drawHeat = (svg, figure, width, height) => {
@@ -204,7 +238,7 @@
       const share = high > low ? (c.value - low) / (high - low) : 1, failed = c.value === null;
       const box = { x: x.at(c.x) - x.step / 2 + 1, y: y.at(c.y) + y.step / 2 + 1, width: x.step - 2, height: -y.step - 2 };
       const cell = make(svg, "rect", { ...box, fill: failed ? "var(--bad-ground)" : "var(--c0)", opacity: failed ? 1 : 0.12 + 0.78 * share });
-      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : "" }, failed ? "✕ " + c.text : c.text);
+      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : share > 0.5 ? "over" : "" }, failed ? "✕ " + c.text : c.text);
       cell.addEventListener("pointermove", (event) => showTip(event, [`${figure.x.label} ${c.x}, ${figure.y.label} ${c.y}`, c.tip || c.text]));
       cell.addEventListener("pointerleave", hideTip);
     }
@@ -239,11 +273,13 @@
 
   const kinds = {
     lines: drawLines, heat: drawHeat, ring: drawRing,
-    bars: (...words) => drawBars(...words, false), stacks: (svg, f, w, h, hidden) => drawBars(svg, f, w, h, hidden, true),
+    bars: (svg, f, w, h, hidden) => drawBars(svg, f, w, h, hidden, false), stacks: (svg, f, w, h, hidden) => drawBars(svg, f, w, h, hidden, true),
   };
 
   const draw = (figure, node, hidden, state) => {
-    const width = Math.max(Math.floor(node.clientWidth - 30), 280), height = Math.round(Math.min(Math.max(width * 0.6, 260), 420));
+    const width = Math.max(Math.floor(node.clientWidth - 30), 280);
+    const rows = new Set(figure.series.flatMap((s) => s.x)).size * (figure.kind === "bars" ? figure.series.length : 1);
+    const height = figure.kind === "bars" || figure.kind === "stacks" ? 52 + BAR * Math.max(rows, 2) : Math.round(Math.min(Math.max(width * 0.6, 260), 420));
     const svg = document.createElementNS(NS, "svg");
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("role", "img");
@@ -259,13 +295,25 @@
     html(node, "h3", "", figure.title);
     if (figure.says) html(node, "p", "says", figure.says);
     html(node, "div", "canvas");
-    const hidden = new Set(), state = { step: 0 };
+    const begins = new Set(figure.begins), state = { step: 0 };
+    const hidden = new Set(begins.size ? figure.series.map((s) => s.name).filter((name) => !begins.has(name)) : []);
     if (figure.series.length > 1) {
-      const legend = html(node, "div", "legend");
+      const legend = html(node, "div", "legend"), buttons = [];
+      if (begins.size) {
+        for (const [label, keep] of [["show all", () => true], ["a few", (name) => begins.has(name)], ["none", () => false]]) {
+          const choose = html(legend, "button", "choose", label);
+          choose.type = "button";
+          choose.addEventListener("click", () => {
+            figure.series.forEach((s, k) => { keep(s.name) ? hidden.delete(s.name) : hidden.add(s.name); buttons[k].setAttribute("aria-pressed", String(keep(s.name))); });
+            draw(figure, node, hidden, state);
+          });
+        }
+      }
       figure.series.forEach((s) => {
         const button = html(legend, "button", "");
         button.type = "button";
-        button.setAttribute("aria-pressed", "true");
+        buttons.push(button);
+        button.setAttribute("aria-pressed", String(!hidden.has(s.name)));
         const swatch = html(button, "span", `swatch ${s.style}`);
         swatch.style.borderTopColor = s.ideal ? "var(--quiet)" : colour(s.i);
         html(button, "span", "", s.name);
@@ -370,15 +418,17 @@
   document.getElementById("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme !== "dark"));
   let waiting = null;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => redraws.forEach((redraw) => redraw()), 120); });
-  show(JSON.parse(document.getElementById("data").textContent));
+  const given = JSON.parse(document.getElementById("data").textContent);
+  show(given);
   const live = document.documentElement.dataset.live;
   if (live) {
-    let last = "";
+    const told = (data) => JSON.stringify({ ...data, made: "" }); // the time alone is nothing new
+    let last = told(given);
     setInterval(async () => {
       try {
-        const text = await (await fetch(live)).text();
-        if (text !== last && last !== "") show(JSON.parse(text));
-        last = text;
+        const data = await (await fetch(live)).json();
+        if (told(data) !== last) show(data);
+        last = told(data);
       } catch { document.getElementById("verdict").title = "no answer: the watch has ended"; }
     }, 2000);
   }

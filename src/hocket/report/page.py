@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from hocket.report import charts
+from hocket.report.across import across
 from hocket.report.figures import Figure
 from hocket.report.records import Group, Record, grouped
 from hocket.report.verdict import verdict
@@ -23,10 +25,25 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Story:
+    """What a study tells beside what its runs show by themselves."""
+
+    question: str = ""
+    says: str = ""
+    figures: Sequence[Mapping[str, Any]] = ()
+    """Asked for; see `across`."""
+    extra: Sequence[Figure] = ()
+    """Drawn already."""
+    notes: Sequence[str] = ()
+    """What was left out, and why."""
+
+
 def page_data(
-    records: Sequence[Record], problems: Sequence[str], title: str, extra: Sequence[Figure] = ()
+    records: Sequence[Record], problems: Sequence[str], title: str, story: Story | None = None
 ) -> dict[str, Any]:
     """What the page shows, as JSON: a section a task and kind of time, which are never mixed."""
+    story = story or Story()
     sections: list[dict[str, Any]] = []
     words: list[str] = []
     for task in dict.fromkeys(record["task"] for record in records):
@@ -36,21 +53,25 @@ def page_data(
                 clock = "virtual time" if simulated else "time"
                 groups = grouped(chosen)
                 words += verdict(groups, clock)
-                sections.append(_section(task, groups, clock))
-    if extra:
-        sections.append(
-            {"title": "How it works", "says": "", "figures": [f.to_json() for f in extra], "table": None, "notes": []}
-        )
-    if problems:
-        sections.append({"title": "Left out", "says": "", "figures": [], "table": None, "notes": list(problems)})
+                sections.append(_section(task, groups, clock, story.figures))
+    if story.extra:
+        sections.append(_plain("How it works", figures=[figure.to_json() for figure in story.extra]))
+    if problems or story.notes:
+        sections.append(_plain("Left out", notes=[*story.notes, *problems]))
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     made = f"{len(records)} runs; made {now} with Hocket {__version__}."
-    return {"title": title, "verdict": words, "sections": sections, "made": made}
+    told = [line for line in (story.question, *words, story.says) if line]
+    return {"title": title, "verdict": told, "sections": sections, "made": made}
 
 
-def figures_of(groups: Sequence[Group], clock: str) -> list[Figure]:
-    """All figures that these runs can be shown in."""
+def _plain(title: str, **parts: Any) -> dict[str, Any]:
+    return {"title": title, "says": "", "figures": [], "table": None, "notes": []} | parts
+
+
+def figures_of(groups: Sequence[Group], clock: str, asked: Sequence[Mapping[str, Any]] = ()) -> list[Figure]:
+    """All figures that these runs can be shown in; first those that were asked for."""
     one = [
+        *(across(groups, figure, clock, number) for number, figure in enumerate(asked)),
         charts.time_to_target(groups, clock),
         charts.speedup(groups, clock),
         *charts.learning(groups, clock),
@@ -62,13 +83,13 @@ def figures_of(groups: Sequence[Group], clock: str) -> list[Figure]:
     return [figure for figure in one if figure is not None]
 
 
-def _section(task: str, groups: Sequence[Group], clock: str) -> dict[str, Any]:
+def _section(task: str, groups: Sequence[Group], clock: str, asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kind = "simulated: times are virtual" if clock.startswith("virtual") else "measured"
     columns = [{"key": key, "label": label, "text": text} for key, label, text in _COLUMNS]
     return {
         "title": f"{task} ({kind})",
         "says": "Lines are medians over seeds, bands their range.",
-        "figures": [figure.to_json() for figure in figures_of(groups, clock)],
+        "figures": [figure.to_json() for figure in figures_of(groups, clock, asked)],
         "table": {"columns": columns, "rows": [_row(group) for group in groups]},
         "colours": {group.name: number for number, group in enumerate(groups)},
         "notes": [],

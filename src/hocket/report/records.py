@@ -6,12 +6,14 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.measure.result import Result
+from hocket.run.train import brief
 
 _RESULT, _SPEC = "result.json", "spec.toml"
 _DEEPEST = 4
@@ -92,6 +94,11 @@ class Group:
         return statistics.median(found) if found else None
 
 
+def record_of(result: Result, number: int | None = None) -> Record:
+    """A result that is still in memory; with a number it is a group of its own."""
+    return _checked(Path(result.out or ""), result.to_json(), {} if number is None else {"run": number})
+
+
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     """Every run below these folders, and a line on each that could not be read."""
     records, problems = [], []
@@ -122,12 +129,16 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 def _read(folder: Path) -> Record:
     result = json.loads((folder / _RESULT).read_text())
+    spec = tomllib.loads((folder / _SPEC).read_text()) if (folder / _SPEC).is_file() else {}
+    return _checked(folder, result, spec)
+
+
+def _checked(folder: Path, result: dict[str, Any], spec: dict[str, Any]) -> Record:
     for name in ("task", "verdict", "engine"):
         if not isinstance(result[name], str):
             raise ValueError(f"{name} is not text")
     for name in ("curve", "per_worker"):
         result[name] = result.get(name) or []
-    spec = tomllib.loads((folder / _SPEC).read_text()) if (folder / _SPEC).is_file() else {}
     result["task"] = Path(result["task"]).name
     return Record(folder, {"metric": "metric", "strategy": "own loop", "workers": result.get("ranks")} | result, spec)
 
@@ -144,22 +155,35 @@ def grouped(records: Sequence[Record]) -> list[Group]:
     for record in records:
         by_key.setdefault(record.key(), []).append(record)
     groups = list(by_key.values())
-    differing = _differing([group[0] for group in groups])
-    return [Group(_name(group[0], differing), group) for group in groups]
+    naming = Naming.of([group[0] for group in groups])
+    return [Group(naming.name(group[0]), group) for group in groups]
 
 
-def _differing(firsts: list[Record]) -> list[str]:
-    """Settings that tell groups apart beside strategy, workers, engine and driver."""
-    names = dict.fromkeys(name for record in firsts for name in record.spec)
-    usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
-    found = []
-    for name in names:
-        if name not in usual and len({json.dumps(r.setting(name), default=str) for r in firsts}) > 1:
-            found.append(name)
-    return found
+@dataclass(frozen=True)
+class Naming:
+    """What tells groups apart: settings, and where they differ or nothing else does, strategy and workers."""
 
+    settings: list[str]
+    strategy: bool
+    workers: bool
 
-def _name(record: Record, differing: Sequence[str]) -> str:
-    words = [str(record["strategy"])]
-    words += [f"{name}={record.setting(name)}" for name in differing if record.setting(name) is not None]
-    return " ".join(words) + f" × {record['workers']}"
+    @classmethod
+    def of(cls, firsts: Sequence[Record]) -> Naming:
+        usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
+        names = [name for name in dict.fromkeys(name for r in firsts for name in r.spec) if name not in usual]
+        found = [name for name in names if len({json.dumps(r.setting(name), default=str) for r in firsts}) > 1]
+        strategies, counts = ({r[name] for r in firsts} for name in ("strategy", "workers"))
+        differ = len(strategies) > 1
+        return cls(found, differ or not found, len(counts) > 1 or not (found or differ))
+
+    def name(self, record: Record, without: Collection[str] = ()) -> str:
+        """Of its group; `without` settings that a figure shows by its place."""
+        words = [brief(str(record["strategy"]))] if self.strategy else []
+        for name in self.settings:
+            value = record.setting(name)
+            if name in without or value is None:
+                continue
+            words += [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
+        if self.workers and "workers" not in without:
+            words.append(f"× {record['workers']}")
+        return " ".join(words) or brief(str(record["strategy"]))
