@@ -59,6 +59,8 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
         return train_in_step(course, position)
     source.train = loaded = Prefetched(train, plan.loaders, course.upcoming, plan.seed, session.worker.rank)
     try:
+        with rank.clock.paused():
+            loaded.start(session.everyone)
         return train_in_step(course, position)
     finally:
         loaded.close()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from hocket.core.comm import Comm
 from hocket.core.seeds import stream
 from hocket.tasks import SampleSet
 
@@ -38,16 +39,22 @@ class Prefetched:
             multiprocessing_context=fork,
             generator=torch.Generator().manual_seed(stream(seed, "loaders", rank)),  # torch's own is the model's
         )
-        self._batches: Iterator[Any] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def start(self, workers: Comm) -> None:
+        """Start the processes, one worker after the other: where workers are threads of one process, a fork while
+        another computes may leave a lock closed in the child for ever."""
+        for rank in range(workers.size):
+            if rank == workers.rank:
+                self._batches = iter(self._loader)
+            workers.barrier()
 
     def take(self, index: Tensor) -> tuple[Any, Any]:
         """The next batch, which must be the one of this index."""
-        if self._batches is None:
-            self._batches = iter(self._loader)
         inputs, targets = next(self._batches)
         assert len(inputs) == len(index), "batches are taken in the order in which they were announced"
         return inputs, targets
 
     def close(self) -> None:
         """End the processes."""
-        self._batches = None
+        self._batches = iter(())
