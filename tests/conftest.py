@@ -15,7 +15,13 @@ if "HOCKET_DATA" not in os.environ and _shared.is_dir():
     os.environ["HOCKET_DATA"] = str(_shared)
 
 
-LONG = {"test_compressed_runs.py", "test_examples.py", "test_own_places.py", "test_own_task_package.py", "test_studies.py"}
+LONG = {
+    "test_compressed_runs.py",
+    "test_examples.py",
+    "test_own_places.py",
+    "test_own_task_package.py",
+    "test_studies.py",
+}
 """Files that together take as long as many others."""
 
 
