@@ -139,6 +139,24 @@ def test_what_does_not_lie_in_one_piece_or_needs_a_gradient() -> None:
     on_threads(main, 2)
 
 
+def test_tensors_have_any_shape() -> None:
+    def main(rank: Rank) -> None:
+        memory, me = joined(rank), rank.comm.rank
+        x, number = torch.full((2, 3), float(me)), torch.tensor(float(me))
+        memory.all_reduce(x)
+        memory.all_reduce(number, "max")
+        assert x.tolist() == [[3.0] * 3] * 2 and number == 2
+        out, rows = torch.zeros(1, 2), torch.full((3, 2), float(me + 1))
+        memory.reduce_scatter(out, rows)
+        assert out.tolist() == [[6.0, 6.0]]
+        memory.all_gather(rows, torch.full((1, 2), float(me)))
+        assert rows.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+        memory.broadcast(x.fill_(me), 1)
+        assert x.tolist() == [[1.0] * 3] * 2
+
+    on_threads(main, 3)
+
+
 def test_parts_that_are_split_off_meet_by_themselves() -> None:
     def main(rank: Rank) -> float:
         memory = joined(rank)

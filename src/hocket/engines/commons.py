@@ -98,7 +98,7 @@ class Commons:
             self.all_reduce(wide, op)
             x.copy_(wide)
             return
-        values = x.numpy()
+        values = x.view(-1).numpy()
         rows = self._rows_of(values.dtype)
         mark = _mark(0, values)
 
@@ -116,7 +116,7 @@ class Commons:
             self.reduce_scatter(wide, x.to(_WIDER[x.dtype]), op)
             out.copy_(wide)
             return
-        given, got = x.numpy(), out.numpy()
+        given, got = x.view(-1).numpy(), out.view(-1).numpy()
         rows, mark = self._rows_of(got.dtype), _mark(1, given)
 
         def call(again: bool) -> int:
