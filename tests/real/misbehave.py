@@ -172,7 +172,7 @@ def sends_much(rank: Rank, argument: dict[str, Any]) -> list[float]:
 
 
 def _kept(comm: Any) -> int:
-    sending = comm._sending
+    sending = comm.native._sending
     return sum(len(queue) for queue in sending.values()) if isinstance(sending, dict) else len(sending)
 
 

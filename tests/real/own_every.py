@@ -44,8 +44,9 @@ def train(text: str) -> dict[str, Any]:
     with hocket.join(text, seed=3) as team:
         model = net()
         model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = team.shard(TensorDataset(INPUTS, TARGETS, torch.arange(48)), batch_size=4)
         for _ in range(3):
-            for inputs, targets, numbers in team.shard(TensorDataset(INPUTS, TARGETS, torch.arange(48)), batch_size=4):
+            for inputs, targets, numbers in loader:
                 step(model, optimizer, inputs, targets)
                 seen += numbers.tolist()
             loss = team.evaluate(lambda m: float(F.cross_entropy(m(INPUTS), TARGETS)))

@@ -145,7 +145,8 @@ class Team(Talk):
 
         `batch_size` is each worker's. `shuffle=False`, `drop_last=True` and `sampler` mean what they mean to a
         DataLoader, of all workers' batches together; other options go to it (num_workers, collate_fn, ...). Where
-        workers do not wait for each other, batches come from one pool: who is fast takes more of them.
+        workers do not wait for each other, batches come from one pool: who is fast takes more of them; make the loader
+        before the loop there, as its first pass makes them meet.
         """
         loader: Any = make_loader(self, dataset, batch_size, self.size, self.worker % self.size, self._seed, options)
         self._loaders.append(loader)
