@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.run.loading import load_task
+from hocket.tasks import SampleSet
 
 LOOKS = 10
 """In an epoch."""
@@ -53,13 +56,13 @@ def main(name: str, target: float, **settings: str) -> None:
     dist.destroy_process_group()
 
 
-def judged(model: torch.nn.Module, test: object, metric: object) -> float:
+def judged(model: torch.nn.Module, test: SampleSet, metric: Callable[..., Any]) -> float:
     model.eval()
     with torch.no_grad():
-        parts = [test.take(index) for index in torch.arange(len(test)).split(2048)]  # type: ignore[attr-defined]
-        right = sum(float(metric(model(x), y)) * len(y) for x, y in parts)  # type: ignore[operator]
+        parts = [test.take(index) for index in torch.arange(len(test)).split(2048)]
+        right = sum(float(metric(model(x), y)) * len(y) for x, y in parts)
     model.train()
-    return right / len(test)  # type: ignore[arg-type]
+    return right / len(test)
 
 
 if __name__ == "__main__":

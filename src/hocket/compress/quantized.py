@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,9 @@ def buckets(n: int, bucket: int) -> int:
 class Levels(Compressor):
     """Levels of a bucket's largest value: first the scales, then the levels, side by side in bytes."""
 
+    @abstractmethod
     def form(self) -> tuple[int, int, bool]:
         """Bits a value, values a bucket, and whether it rounds at random, without bias."""
-        raise NotImplementedError
 
     @property
     def variance(self) -> float:

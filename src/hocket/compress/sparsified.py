@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -55,9 +56,9 @@ class Chosen(Biased):
     travels: ClassVar[Literal["gathered"]] = "gathered"
     values: Compressor = filled_in(Scaled())  # noqa: RUF009 - it is frozen
 
+    @abstractmethod
     def choose(self, x: Array) -> Array:
         """The places of the values to send, in order."""
-        raise NotImplementedError
 
     def size(self, n: int) -> int | None:
         return None
