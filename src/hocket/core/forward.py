@@ -57,6 +57,9 @@ class Forwarding:
     def native(self) -> Comm:
         return self.around(self.inner.native)
 
+    def background(self) -> Comm:
+        return self.around(self.inner.background())
+
     def counter(self) -> Counter:
         return self.inner.counter()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hocket import optim
 from hocket.core.clock import RealClock
 from hocket.core.errors import CommError
-from hocket.core.replica import Gradient, Part
+from hocket.core.replica import Part
 from hocket.core.seeds import seed_everything, stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
@@ -67,7 +67,6 @@ class Course:
         self._by_the_clock = self.rank.comm.rank == 0 and math.isfinite(plan.checkpoint.seconds)
         self._regrouped = False
         """Whether the run goes on with other workers, who do not know how many samples those before them had."""
-        self._gradient = Gradient(gradients.replica.g, Weight())
 
     def begin(self, schedule: Schedule) -> dict[str, Any] | None:
         """Start the clock: all workers are here, and the model has been looked at once.
@@ -125,6 +124,7 @@ class Course:
         index = self.shards.batch(epoch, step, share)
         samples = len(index)
         self.schedule.set(epoch * self.shards.steps + step + 1)
+        worker.coming.weight = Weight(samples, self.shards.step_samples(step))
         loss = self.gradients.compute(index, self._ready(samples / self._piece))
         if self._clips:
             optim.clip(self.gradients.replica.g, self._clips)
@@ -133,8 +133,7 @@ class Course:
         if loss is not None:
             self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
         self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)
-        self._gradient.weight = Weight(samples, self.shards.step_samples(step))
-        self.session.step(self._gradient)
+        self.session.step(worker.coming)
         if self._task.on_step is not None and loss is not None:
             self._task.on_step(self._progress(epoch + (step + 1) / self.shards.steps, float(loss)))
 

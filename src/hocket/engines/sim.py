@@ -122,6 +122,7 @@ class SimWorld(World):
         self._out_free_s = [0.0] * size
         self._in_free_s = [0.0] * size
         self._incoming: list[list[tuple[float, int, float, Envelope]]] = [[] for _ in range(size)]
+        self._busy_until_s: dict[int, float] = {}  # by communicator: when its last collective is over
 
         self._heap: list[tuple[float, float, int, int]] = []
         self._ticket = [0] * size  # only a rank's newest heap entry counts
@@ -358,5 +359,11 @@ class SimWorld(World):
         while incoming and incoming[0][0] <= now_s:
             self._in_free_s[to] = heapq.heappop(incoming)[3].arrival_s
 
-    def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
-        return 0.0 if self.free[last] else collective_s(kind, nbytes, size, self._latency_s, self._byte_s)
+    def meeting_ends(self, last: int, context: int, arrived_s: float, kind: str, nbytes: int, size: int) -> float:
+        """Collectives that are under way at once share the wires: each begins when the one before it is over."""
+        if self.free[last]:
+            return arrived_s
+        begins_s = max(arrived_s, self._busy_until_s.get(context, 0.0))
+        ends_s = begins_s + collective_s(kind, nbytes, size, self._latency_s, self._byte_s)
+        self._busy_until_s[context] = ends_s
+        return ends_s
