@@ -109,6 +109,11 @@ class WholeModel:
 
         def hook(number: int) -> Callable[[Tensor], None]:
             def completed(_: Tensor) -> None:
+                if number < announced:
+                    raise UserError(
+                        "backward came twice to a parameter whose gradient had left; use overlap=off, or "
+                        "torch.utils.checkpoint with use_reentrant=False"
+                    )
                 complete[number] = True
                 announce()
 
