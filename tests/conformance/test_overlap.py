@@ -1,4 +1,4 @@
-"""Law: a gradient that leaves in buckets while it is computed comes to what one does that leaves when it is complete."""
+"""Law: a gradient that leaves in buckets while it is computed is the one that leaves when it is complete."""
 
 from __future__ import annotations
 
