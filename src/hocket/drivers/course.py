@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hocket import optim
-from hocket.core.clock import RealClock
+from hocket.core.clock import FORWARD, RealClock
 from hocket.core.errors import CommError
 from hocket.core.replica import Part
 from hocket.core.seeds import seed_everything, stream
@@ -58,6 +58,11 @@ class Course:
         self._piece = plan.piece
         self._clips = plan.clip if not plan.made_strategy.lockstep else 0.0
         """Where workers do not go in step, each clips its own gradient."""
+        charged_at_once = gradients.work > 0 and not isinstance(self.clock, RealClock)
+        self._draws_the_two_ways = session.trace.fine and charged_at_once
+        """Forward and backward in virtual time, which passes when both are done."""
+        if not charged_at_once:
+            gradients.spans = session.trace.spans(self.clock)
         self._epochs_over = 0
         self._tested: Score | None = None
         self.ledger = Ledger()
@@ -130,6 +135,11 @@ class Course:
             optim.clip(self.gradients.replica.g, self._clips)
         if worker.on_part is None:
             clock.charge(self.gradients.work * samples / self._piece)
+        if self._draws_the_two_ways:
+            ended = clock.now()
+            back = began + FORWARD * (ended - began)
+            self.session.trace.add("forward", began, back)
+            self.session.trace.add("backward", back, ended)
         if loss is not None:
             self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
         self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)

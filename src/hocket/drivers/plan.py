@@ -104,6 +104,7 @@ class Plan:
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
     compress: str = "none"
+    timeline: bool = False
     layout: str = ""
     """How a worker's model is split over ranks, such as tensor=2; empty is not at all."""
 

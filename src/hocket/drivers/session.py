@@ -69,7 +69,9 @@ class Session:
         self.compile_s = 0.0
         self._kept = Kept()
         compresses = compressor is not None and not isinstance(compressor, Identity)
-        self._memory = Memory(compressor, self._kept, seed, rank.comm.rank) if compressor and compresses else None
+        self._memory: Memory | None = None
+        if compressor and compresses:
+            self._memory = Memory(compressor, self._kept, seed, rank.comm.rank, self.trace.spans(rank.clock))
 
     def _on_device(self, comm: Comm) -> Comm:
         return comm if self._device.type == "cpu" else OnDevice(comm, self._device)
@@ -110,6 +112,7 @@ class Session:
         """Make the worker; `start` follows. `batch` is a full one's samples, where that is known; `sharing` takes the
         place of the strategy's own."""
         self.optimizer = optimizer
+        optimizer_step = self._seen("step", optimizer_step)
         comm, seal = self._compressed(self.comm)
         world, _ = self._compressed(self.world)
         mixing = 1.0 if self._memory is None else self._memory.scheme.mixing
@@ -126,6 +129,18 @@ class Session:
             self.rank.status.operation = "compute"
             self.compile_s += time.perf_counter() - began
         return worker
+
+    def _seen(self, what: str, step: Callable[[], object]) -> Callable[[], object]:
+        """A function that a timeline shows."""
+        if not self.trace.fine:
+            return step
+        spans = self.trace.spans(self.rank.clock)
+
+        def seen() -> object:
+            with spans(what):
+                return step()
+
+        return seen
 
     def _compressed(self, comm: Comm) -> tuple[Comm, Seal]:
         if self._memory is None:
@@ -197,7 +212,7 @@ class Session:
         def load(packed: Tensor) -> None:
             self._load_common(unpack_state(packed))
 
-        step = self.replica.stepping(optimizer, step)
+        step = self.replica.stepping(optimizer, self._seen("step", step))
 
         def count() -> None:
             step()

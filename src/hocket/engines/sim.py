@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from hocket.core.clock import FORWARD
 from hocket.core.errors import CommError, UserError
 from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
@@ -271,7 +272,7 @@ class SimWorld(World):
         self._gradient[rank] = None if done == 1 else under_way
         done_s, cost_s = under_way
         if not self.free[rank]:
-            self.now_s[rank] = max(self.now_s[rank], done_s - cost_s * (1 - done))
+            self.now_s[rank] = max(self.now_s[rank], done_s - cost_s * (1 - FORWARD) * (1 - done))
 
     def _done_s(self, rank: int, cost_s: float) -> float:
         """When a rank that now begins to compute for so long will be done."""

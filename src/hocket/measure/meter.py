@@ -60,6 +60,8 @@ class Metered(Forwarding):
         """Of each collective: when this rank entered it, when it was blocked in it, and how long; and when it was over,
         if it may have been while the rank did something else."""
         self._blocks = 0
+        self._over = 0.0
+        """When the last collective in the background was."""
         self._children: list[Metered] = []
 
     def _begin(self, operation: str) -> float:
@@ -120,19 +122,21 @@ class Metered(Forwarding):
         finally:
             took = self._end(began)
             self.totals.blocked(took, posted - self.common(began))
+            if self._trace.fine and about:
+                about["waited"] = posted - self.common(began)
             self._trace.add("recv", began, began + took, bytes=0, **about)
 
     # Collectives
 
     def _end_collective(self, operation: str, began: float, nbytes: int) -> None:
         took = self._end(began)
-        self._count(operation, began, took, nbytes)
+        self._count(operation, began, began + took, nbytes)
         entered = self.common(began)
         self._keep(entered, entered, took)
 
-    def _count(self, operation: str, began: float, took: float, nbytes: int) -> None:
+    def _count(self, operation: str, began: float, ended: float, nbytes: int) -> None:
         self.totals.bytes_sent += nbytes
-        self._trace.add(operation, began, began + took, bytes=nbytes)
+        self._trace.add(operation, began, ended, bytes=nbytes)
 
     def _keep(self, entered: float, blocked: float, took: float) -> None:
         if len(self._met) == 4 * BLOCK:  # as it is on all ranks, at the same collective
@@ -170,7 +174,9 @@ class Metered(Forwarding):
         """To start it is sending; what is blocked is the wait for its end."""
         posted = self._begin("all_reduce")
         request = self.inner.iall_reduce(x, op)
-        self.totals.sending_s += self._end(posted)
+        took = self._end(posted)
+        self.totals.sending_s += took
+        self._trace.add("send", posted, posted + took, bytes=0, kind="to the background")
         self._keep(self.common(posted), 0.0, 0.0)
         block, at = self._blocks, len(self._met)
 
@@ -178,9 +184,11 @@ class Metered(Forwarding):
             began = self._begin("all_reduce")
             request.wait()
             took = self._end(began)
-            self._count("all_reduce", began, took, ring_bytes(x.numel(), x.element_size(), self.size, self.rank))
+            self._trace.add("wait", began, began + took)
             over = min(request.ended_s - self._clock.common(0.0), began + took)
-            self._trace.add("on its way", posted, over, bytes=0)
+            nbytes = ring_bytes(x.numel(), x.element_size(), self.size, self.rank)
+            self._count("background", max(posted, self._over), over, nbytes)
+            self._over = over
             if block == self._blocks:
                 self._met[at - 3 : at] = array("d", (self.common(began), took, self.common(over)))
             else:  # the ranks have compared in between, so all had entered
