@@ -44,6 +44,10 @@ def compressor_for(text: str, chosen: Strategy) -> Compressor:
     made = make(text)
     if not isinstance(made, Identity) and not chosen.sends:
         raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave compress out")
+    if not isinstance(made, Identity) and chosen.sends_early:
+        raise UserError(
+            "a compressor looks at whole gradients, and overlap=on sends them in parts; leave one of the two out"
+        )
     return made
 
 
@@ -100,6 +104,7 @@ class Plan:
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
     compress: str = "none"
+    timeline: bool = False
     layout: str = ""
     """How a worker's model is split over ranks, such as tensor=2; empty is not at all."""
 
