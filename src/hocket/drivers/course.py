@@ -111,9 +111,10 @@ class Course:
         index = self.shards.batch(epoch, step, share)
         samples = len(index)
         self.schedule.set(epoch * self.shards.steps + step + 1)
-        loss = self.gradients.compute(index, self._ready(samples / self.plan.batch))
         if worker.on_part is None:
+            # Before it is computed: by then, who is earlier in virtual time can have asked for one too.
             clock.charge(samples / self.plan.batch)
+        loss = self.gradients.compute(index, self._ready(samples / self.plan.batch))
         if loss is not None:
             self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
         self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)

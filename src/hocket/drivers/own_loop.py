@@ -10,10 +10,11 @@ from hocket import optim
 from hocket.core.comm import Rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.drivers.batched import BatchedModel
 from hocket.drivers.course import Course
 from hocket.drivers.feed import Pool
 from hocket.drivers.from_pool import FromPool
-from hocket.drivers.gradients import WholeModel
+from hocket.drivers.gradients import Gradients, WholeModel
 from hocket.drivers.plan import Plan
 from hocket.drivers.report import server_report
 from hocket.drivers.schedule import Schedule
@@ -24,14 +25,21 @@ from hocket.tasks import SampleSet, Task
 
 def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
     """One rank's part in a run: the first are workers, those behind them servers."""
-    device = device_of(plan.device, rank.comm.rank)
+    device = device_of(plan.device, 0 if plan.batched else rank.comm.rank)
     if device.type == "cpu":
         torch.set_num_threads(1)  # or the speed-up over one worker is fake
     session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))
-    replica = Replica(task.build_model(plan.seed), device)
+    model = task.build_model(plan.seed)
     if session.is_server:
-        return _serve(session, plan, replica)
-    course = Course(session, plan, task, WholeModel(task, replica, train.to(device)), train, test.to(device))
+        return _serve(session, plan, Replica(model, device))
+    gradients: Gradients
+    if plan.batched:
+        assert rank.turns is not None, "only where ranks take turns"
+        gradients = BatchedModel(task, train.to(device), plan.workers, rank.comm.rank, model, device, rank.turns)
+    else:
+        gradients = WholeModel(task, Replica(model, device), train.to(device))
+    replica = gradients.replica
+    course = Course(session, plan, task, gradients, train, test.to(device))
     optimizer = optim.make(plan.optimizer, replica, plan.lr, plan.momentum)
     schedule = Schedule(plan, optimizer, course.shards.steps)
     if plan.compiled:

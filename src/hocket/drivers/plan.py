@@ -73,6 +73,8 @@ class Plan:
     """The checkpoint to go on from; empty is a new start."""
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
+    batched: bool = False
+    """Whether the gradients of many workers are computed in one call."""
 
     @cached_property
     def made_strategy(self) -> Strategy:

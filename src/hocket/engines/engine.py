@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hocket.core.comm import Rank
 from hocket.core.deadline import DEADLINE_S as DEADLINE_S
@@ -18,6 +18,9 @@ from hocket.core.worker import Need
 
 Main = Callable[[Rank], Any]
 """What each rank runs; its result is a JSON value."""
+
+
+Batched = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Engine(ABC):
     """Whether its ranks are threads that can run compiled workers beside each other."""
     spans_hosts: ClassVar[bool] = False
     """Whether it starts ranks on other machines (`hosts`)."""
+    batched: Batched = "off"
+    """Whether the gradients of many ranks are computed in one call: of ranks that take turns in one process."""
     preference: ClassVar[int] = 0
     """Unless the user names one, the engine that can start and has the highest; 0 is never."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request, reduce_in_order
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request, Turns, reduce_in_order
 from hocket.core.errors import Aborted
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
@@ -82,6 +82,10 @@ class World(ABC):
 
     @abstractmethod
     def clock(self, rank: int) -> Clock: ...
+
+    def turns(self, rank: int) -> Turns | None:
+        """For a rank that takes turns with the others."""
+        return None
 
     def catch_up(self, rank: int) -> None:  # noqa: B027 - real time needs no care
         """Let everything happen that comes before this rank's present."""

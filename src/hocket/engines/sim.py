@@ -27,9 +27,9 @@ from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.crew import run_threads
-from hocket.engines.engine import Engine, Listener, Main, engine
+from hocket.engines.engine import Batched, Engine, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
-from hocket.engines.sim_clock import SimClock
+from hocket.engines.sim_clock import SimClock, SimTurns
 from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
@@ -57,6 +57,8 @@ class Sim(Engine):
     """From where a worker of HOGWILD! looks at a parameter to where others see what it wrote there."""
     stragglers: str = ""
     """How many workers are how much slower: `2x3` is two workers, each 3 times slower; `2x3+1x1.5` adds one more."""
+    batched: Batched = "auto"
+    """Whether the gradients of many workers are computed in one call; `auto` is where the model allows it."""
     ties: int = 0
     """Seed for the order of simultaneous events; 0 is rank order."""
     seed: int = 0
@@ -77,6 +79,8 @@ class Sim(Engine):
             raise UserError(f"sim: cores must be 0 or more, and less than 2**40; got {self.cores}")
         if not 1 <= self.block < 2**40:
             raise UserError(f"sim: block must be 1 or more parameters, and less than 2**40; got {self.block}")
+        if self.batched == "on" and self.compute == "measured":
+            raise UserError("sim: batched=on leaves no gradient's own time to be measured; use batched=off")
         if self.workers < 0:
             raise UserError(f"sim: workers must be 0 or more, got {self.workers}")
 
@@ -129,6 +133,8 @@ class SimWorld(World):
         self._finished = [False] * size
         self._running = 0
         self._deadlock = ""
+        self.common: Any = None
+        """What the ranks have in common."""
         self._returning: dict[int, float] = {}  # who comes back from a pause, and to which time
         # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
         self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
@@ -249,6 +255,9 @@ class SimWorld(World):
 
     def clock(self, rank: int) -> SimClock:
         return SimClock(self, rank)
+
+    def turns(self, rank: int) -> SimTurns:
+        return SimTurns(self, rank)
 
     # What things cost.
 

@@ -24,6 +24,7 @@ from hocket.drivers.plan import Cadence, Plan
 from hocket.engines.catalogue import Engine, Program, engine
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
+from hocket.run.batching import batching
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
 from hocket.run.loading import find_name, load_task
@@ -52,6 +53,8 @@ class Training:
     train: SampleSet
     test: SampleSet
     title: str
+    note: str = ""
+    """What the user may want to know before it starts."""
 
     @property
     def is_root(self) -> bool:
@@ -72,6 +75,8 @@ class Training:
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
                 display.note(warning)
+            if display and self.is_root and self.note:
+                display.note(self.note)
             about = About(
                 self.plan,
                 self.task,
@@ -134,8 +139,9 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     chosen = make_engine(spec, text, plan.workers)
     device_of(plan.device, 0)
     _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
+    plan, note = batching(chosen, plan, task, train_samples)
     title = _title(plan, f"engine {text}{reason}")
-    return Training(settled(spec, task, plan, text), plan, chosen, task, train_samples, test_samples, title)
+    return Training(settled(spec, task, plan, text), plan, chosen, task, train_samples, test_samples, title, note)
 
 
 def _workers(spec: RunSpec, text: str) -> int | None:

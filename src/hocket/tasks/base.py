@@ -127,6 +127,7 @@ class SampleSet:
     def __init__(self, samples: Any, name: str) -> None:
         self._tensors: tuple[Tensor, Tensor] | None = None
         self._dataset: Any = None
+        self._elsewhere: dict[torch.device, SampleSet] = {}
         if isinstance(samples, tuple):
             if len(samples) != 2 or not all(isinstance(t, Tensor) and t.dim() for t in samples):
                 raise UserError(f"Task.data: {name} must be a Dataset or two tensors (inputs, targets)")
@@ -163,11 +164,13 @@ class SampleSet:
         return inputs, targets
 
     def to(self, device: torch.device) -> SampleSet:
-        """The same samples; tensors are moved to `device` as a whole."""
-        if self._tensors is None:
+        """The same samples; tensors are moved to `device` as a whole, and once for all ranks of a process."""
+        if self._tensors is None or all(t.device == device for t in self._tensors):
             return self
-        inputs, targets = self._tensors
-        return SampleSet((inputs.to(device), targets.to(device)), "samples")
+        if device not in self._elsewhere:
+            inputs, targets = self._tensors
+            self._elsewhere[device] = SampleSet((inputs.to(device), targets.to(device)), "samples")
+        return self._elsewhere[device]
 
 
 class Recipe(Protocol):

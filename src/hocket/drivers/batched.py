@@ -1,0 +1,148 @@
+"""Gradients of many workers in one call: for ranks that take turns in one process, as in the simulator.
+
+A gradient is fixed from the moment it is asked for. So a worker that needs its own lets all others come that are
+earlier in virtual time, which ask for theirs, and then computes all that are pending.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hocket.core.comm import Turns
+from hocket.core.replica import Memory, Replica
+from hocket.drivers.gradients import Ready, WholeModel
+from hocket.tasks import SampleSet, Task
+
+ALIGNED = 16
+"""Rows begin at multiples of so many elements, as vector instructions like it."""
+AT_ONCE = 64
+"""Replicas in one call on the CPU: of more, the activations do not stay in the cache."""
+
+
+class Rows:
+    """Replicas as rows of one matrix, and the gradients of many of them at once."""
+
+    def __init__(self, task: Task, train: SampleSet, count: int) -> None:
+        self._task, self._train, self._count = task, train, count
+        self._matrices: dict[str, Tensor] = {}
+        self._call = torch.vmap(self._loss, randomness="different")
+
+    def replica(self, row: int, model: nn.Module, device: torch.device) -> Replica:
+        """The replica of this number. All have the layout of the first."""
+        made = Replica(model, device, self._memory(row))
+        if row == 0:
+            self._model, self._layout = made.model, made.layout(made.x)
+            self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
+        return made
+
+    def _memory(self, row: int) -> Memory:
+
+        def give(purpose: str, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+            if purpose not in self._matrices:
+                wide = -(-length // ALIGNED) * ALIGNED
+                self._matrices[purpose] = torch.zeros(self._count, wide, dtype=dtype, device=device)
+            return self._matrices[purpose][row, :length]
+
+        return give
+
+    def _loss(self, tensors: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        output = torch.func.functional_call(self._model, tensors, (inputs,))
+        return self._task.loss(output, targets)
+
+    def gradients(self, rows: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
+        """Put the gradients of these replicas, each on samples of its own, into theirs; returns their losses.
+
+        All are on equally many samples.
+        """
+        first, count = rows[0], len(rows)
+        inputs, targets = self._train.take(torch.cat(list(indices)))
+        block, gradient = self._matrices["block"], self._matrices["gradient"]
+        inputs, targets = (t.to(block.device).unflatten(0, (count, -1)) for t in (inputs, targets))
+        in_a_row = rows[-1] - first + 1 == count
+        if in_a_row:
+            block, gradient = block[first : first + count], gradient[first : first + count]
+        else:
+            chosen = torch.tensor(rows, device=block.device)
+            whole, block, gradient = gradient, block[chosen], gradient.new_empty(count, gradient.shape[1])
+        parameters = {name: _stacked(block, place).requires_grad_() for name, place in self._layout.items()}
+        statistics = {name: _stacked(block, place) for name, place in self._statistics.items()}
+        losses: Tensor = self._call(parameters | statistics, inputs, targets)
+        # No replica's loss depends on another's parameters: the gradient of the sum is that of each.
+        found = torch.autograd.grad(losses.sum(), list(parameters.values()), materialize_grads=True)
+        for place, part in zip(self._layout.values(), found, strict=True):
+            _stacked(gradient, place).copy_(part)
+        if not in_a_row:
+            whole[chosen] = gradient
+        return list(losses.detach())
+
+
+def _stacked(matrix: Tensor, place: Tensor) -> Tensor:
+    """What lies in every row of the matrix where `place` lies in its own."""
+    at = place.storage_offset() % matrix.stride(0)
+    size, stride = (len(matrix), *place.shape), (matrix.stride(0), *place.stride())
+    return matrix.detach().as_strided(size, stride, matrix.storage_offset() + at)
+
+
+class Pending:
+    """The gradients that the workers of one process wait for."""
+
+    def __init__(self, rows: Rows, at_once: int) -> None:
+        self.rows, self._at_once = rows, at_once
+        self._asked: dict[int, Tensor] = {}
+        self._losses: dict[int, Tensor | None] = {}
+
+    def ask(self, row: int, index: Tensor) -> None:
+        self._asked[row] = index
+
+    def take(self, row: int) -> Tensor | None:
+        """The loss of a gradient that was asked for, and is now where it belongs."""
+        if row in self._asked:
+            self._compute()
+        return self._losses.pop(row)
+
+    def _compute(self) -> None:
+        by_length = defaultdict(list)
+        for row in sorted(self._asked):
+            by_length[len(self._asked[row])].append(row)
+        for rows in by_length.values():
+            for at in range(0, len(rows), self._at_once):
+                some = rows[at : at + self._at_once]
+                found = self.rows.gradients(some, [self._asked[row] for row in some])
+                self._losses.update(zip(some, found, strict=True))
+        self._asked.clear()
+
+
+class BatchedModel(WholeModel):
+    """One worker's part in that."""
+
+    def __init__(
+        self,
+        task: Task,
+        train: SampleSet,
+        workers: int,
+        row: int,
+        model: nn.Module,
+        device: torch.device,
+        turns: Turns,
+    ) -> None:
+        at_once = AT_ONCE if device.type == "cpu" else workers
+        self._pending = turns.common(lambda: Pending(Rows(task, train, workers), at_once))
+        super().__init__(task, self._pending.rows.replica(row, model, device), train)
+        self._row, self._turns = row, turns
+
+    def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
+        loss: Tensor | None = None
+        if len(index):
+            self._pending.ask(self._row, index)
+            self._turns.let_earlier_run()
+            loss = self._pending.take(self._row)
+        else:
+            self.replica.zero_grad()
+        if ready is not None:  # virtual time does not ask when it was computed
+            for part in self.replica.parts:
+                ready(part)
+        return loss

@@ -1,0 +1,90 @@
+"""Whether the gradients of many workers can be computed in one call: tried out before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hocket.core.errors import UserError, shown
+from hocket.core.replica import Replica
+from hocket.drivers.batched import Rows
+from hocket.drivers.gradients import WholeModel
+from hocket.drivers.plan import Plan
+from hocket.engines.catalogue import Engine
+from hocket.run.loading import seeded
+from hocket.tasks import SampleSet, Task
+
+FEWEST = 8
+"""Workers for which it is worth it: a batched call costs as much as three gradients before it does anything."""
+TRIED = 2
+"""Replicas that it is tried out with."""
+
+
+def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[Plan, str]:
+    """The plan, batched where the engine was asked to and the model allows it, and a line for the user why not."""
+    if engine.batched == "off" or (engine.batched == "auto" and plan.workers < FEWEST):
+        return plan, ""
+    why_not = _why_not(plan, task, train)
+    if why_not and engine.batched == "on":
+        raise UserError(f"batched=on: {why_not}; use batched=off")
+    if why_not:
+        return plan, f"gradients are computed one by one: {why_not}"
+    return dataclasses.replace(plan, batched=True), ""
+
+
+def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
+    """Empty if gradients can be batched."""
+    with seeded(plan.seed):
+        models = [task.build_model(plan.seed) for _ in range(TRIED)]
+        if why_not := _obstacle(models[0]):
+            return why_not
+        rows = Rows(task, train, TRIED)
+        replicas = [rows.replica(row, model.train(), torch.device("cpu")) for row, model in enumerate(models)]
+        batch = min(plan.batch, len(train) // TRIED) or 1
+        indices = [torch.arange(len(train))[row * batch :][:batch] for row in range(TRIED)]
+        inputs, targets = train.take(indices[0])
+        if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in (inputs, targets)):
+            return "its samples are no plain tensors"
+        before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
+        try:
+            rows.gradients(range(TRIED), indices)
+        except Exception as error:  # whatever the user's model and loss do when they meet a stack of replicas
+            return _in_words(error)
+        after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
+        if before[:2] != after[:2]:
+            return "the model draws from Python's or NumPy's generator, and all workers would draw alike"
+        if not torch.equal(before[2], after[2]):
+            return ""  # with dropout no two gradients agree
+        return _difference(task, train, replicas, indices)
+
+
+def _difference(task: Task, train: SampleSet, replicas: list[Replica], indices: list[Tensor]) -> str:
+    for replica, index in zip(replicas, indices, strict=True):
+        batched = replica.g.clone()
+        WholeModel(task, replica, train).compute(index)
+        if not torch.allclose(batched, replica.g, rtol=1e-3, atol=1e-5 * float(replica.g.abs().max())):
+            return "batched gradients of this model differ from those computed one by one"
+    return ""
+
+
+def _obstacle(model: nn.Module) -> str:
+    """What is known to stand in the way."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            return f"{type(module).__name__} changes its statistics in place"
+    if len({p.dtype for p in model.parameters()}) > 1:
+        return "its parameters have several types"
+    return ""
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error)
+    if "data-dependent control flow" in text or ".item()" in text:
+        return "the model's way depends on its data (an if on a tensor, or .item())"
+    if "in-place" in text or "inplace" in text:
+        return "the model changes a tensor of its own in place"
+    return f"the model cannot be batched ({shown(text.strip().partition(chr(10))[0])})"
