@@ -40,7 +40,7 @@ class Shards:
     def batch(self, epoch: int, step: int, share: int) -> Tensor:
         """The sample numbers of one worker's share of a step."""
         whole = self.global_batch(self.order(epoch), step)
-        if len(whole) == self._workers * self._batch:
+        if whole.numel() == self._workers * self._batch:
             return whole[share * self._batch : (share + 1) * self._batch]
         return whole.tensor_split(self._workers)[share]
 

@@ -107,7 +107,7 @@ class Pending:
     def _compute(self) -> None:
         by_length = defaultdict(list)
         for row in sorted(self._asked):
-            by_length[len(self._asked[row])].append(row)
+            by_length[self._asked[row].numel()].append(row)
         for rows in by_length.values():
             for at in range(0, len(rows), self._at_once):
                 some = rows[at : at + self._at_once]
@@ -136,7 +136,7 @@ class BatchedModel(WholeModel):
 
     def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
         loss: Tensor | None = None
-        if len(index):
+        if index.numel():
             self._pending.ask(self._row, index)
             self._turns.let_earlier_run()
             loss = self._pending.take(self._row)

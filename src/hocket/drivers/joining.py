@@ -78,8 +78,7 @@ def _say_why(rank: Rank, error: BaseException) -> None:
 
 def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
     """This process's or thread's place, and how to end all ranks where nobody else would."""
-    found: Rank | None = getattr(current, "rank", None)
-    if found is not None:
+    if (found := current.get()) is not None:
         return found, None
     world = ThreadWorld(1, deadline)
 

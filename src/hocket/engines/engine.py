@@ -20,6 +20,16 @@ Main = Callable[[Rank], Any]
 """What each rank runs; its result is a JSON value."""
 
 
+@dataclass(frozen=True)
+class Light:
+    """A main whose ranks may share one thread: they talk to each other outside of autograd alone."""
+
+    main: Main
+
+    def __call__(self, rank: Rank) -> Any:
+        return self.main(rank)
+
+
 Batched = Literal["auto", "on", "off"]
 
 
@@ -69,8 +79,6 @@ class Engine(ABC):
     """Whether its ranks are threads that can run compiled workers beside each other."""
     spans_hosts: ClassVar[bool] = False
     """Whether it starts ranks on other machines (`hosts`)."""
-    batched: Batched = "off"
-    """Whether the gradients of many ranks are computed in one call: of ranks that take turns in one process."""
     preference: ClassVar[int] = 0
     """Unless the user names one, the engine that can start and has the highest; 0 is never."""
 
@@ -91,6 +99,10 @@ class Engine(ABC):
 
     def check(self, size: int) -> None:  # noqa: B027 - most engines take any number of ranks
         """Refuse what would keep so many ranks from starting, before anything is started or written."""
+
+    def batches(self) -> Batched:
+        """Whether the gradients of many ranks shall be computed in one call: of ranks that take turns."""
+        return "off"
 
     def starts_processes(self) -> bool:
         """Whether `run` starts fresh processes, which can only run a `Program`."""

@@ -5,25 +5,26 @@ The two differ only in their `World`: how a rank waits, and what time a message 
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request, Turns, reduce_in_order
+from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Turns, reduce_in_order
 from hocket.core.errors import Aborted
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
-current = threading.local()
-"""`current.rank` is the Rank of the thread that asks, where it is one."""
+current: ContextVar[Rank | None] = ContextVar("rank", default=None)
+"""The Rank of the thread or greenlet that asks, where it is one."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,15 @@ class World(ABC):
     def shared_by(self, memory: Any, rank: int, worker: int) -> SharedVector:
         """What a rank, which has the number `worker` there, sees of such memory."""
 
+    def carriers(self, body: Callable[[int], None]) -> list[Callable[[], None]]:
+        """What threads must be started for, so that `body` is called for every rank."""
+        return [partial(body, rank) for rank in range(self.size)]
+
     def thread_began(self, rank: int) -> None:  # noqa: B027 - a world may need nothing here
-        """Called first on each rank's thread."""
+        """Called first by each rank."""
 
     def thread_ended(self, rank: int) -> None:  # noqa: B027 - nor here
-        """Called last on each rank's thread."""
+        """Called last by each rank."""
 
 
 @dataclass

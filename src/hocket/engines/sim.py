@@ -1,6 +1,6 @@
 """The engine `sim`: virtual time, real arithmetic.
 
-Each rank is a real thread, but only the one that holds the baton runs. A rank passes the baton on
+Each rank is a thread or a greenlet (batons.py), but only the one that holds the baton runs. A rank passes the baton on
 when it waits, and before it sends or receives if others are behind it in virtual time. The next to run is
 always the one with the earliest virtual time, so events happen in time order and every run repeats bit for bit.
 """
@@ -12,9 +12,8 @@ import math
 import os
 import random
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,8 +25,9 @@ from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
+from hocket.engines.batons import Batons, Body, best_batons
 from hocket.engines.crew import run_threads
-from hocket.engines.engine import Batched, Engine, Listener, Main, engine
+from hocket.engines.engine import Batched, Engine, Light, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
 from hocket.engines.sim_clock import SimClock, SimTurns
 from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
@@ -87,8 +87,12 @@ class Sim(Engine):
     def check(self, size: int) -> None:
         slow_groups(self.stragglers, size)
 
+    def batches(self) -> Batched:
+        return "off" if self.compute == "measured" else self.batched
+
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
-        world = SimWorld(self, size)
+        may_share_a_thread = isinstance(main, Light) and self.compute != "measured"
+        world = SimWorld(self, size, best_batons(size, may_share_a_thread=may_share_a_thread))
         world.begin()
         return run_threads(world, main, listener)
 
@@ -99,7 +103,7 @@ class SimWorld(World):
     offers: ClassVar[frozenset[str]] = Sim.offers
     engine: ClassVar[str] = Sim.name
 
-    def __init__(self, sim: Sim, size: int) -> None:
+    def __init__(self, sim: Sim, size: int, batons: Batons) -> None:
         super().__init__(size)
         self._latency_s = seconds(sim.latency, "latency")
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
@@ -127,7 +131,7 @@ class SimWorld(World):
 
         self._heap: list[tuple[float, float, int, int]] = []
         self._ticket = [0] * size  # only a rank's newest heap entry counts
-        self._batons = [threading.Lock() for _ in range(size)]
+        self._batons = batons
         self._waits: list[Wait | None] = [None] * size
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
@@ -140,8 +144,7 @@ class SimWorld(World):
         self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
 
     def begin(self) -> None:
-        for rank, baton in enumerate(self._batons):
-            baton.acquire()
+        for rank in range(self.size):
             self._schedule(rank, 0.0)
         self._hand_over()
 
@@ -171,13 +174,13 @@ class SimWorld(World):
             self._wake_all()
             rank = self._pop()
         if rank is not None and rank != me:
-            self._batons[rank].release()
+            self._batons.give(rank)
         return rank is not None and rank == me
 
     def _pause_here(self, me: int) -> None:
         """Let others run until it is this rank's turn again."""
         if not self._hand_over(me):
-            self._batons[me].acquire()
+            self._batons.wait(me)
         if self._deadlock:
             raise CommError(self._deadlock)
         self.check()
@@ -198,11 +201,14 @@ class SimWorld(World):
             lines.append(f"finished: rank {', '.join(done)}")
         return "deadlock: " + "; ".join(lines)
 
+    def carriers(self, body: Body) -> list[Callable[[], None]]:
+        return self._batons.carriers(body)
+
     def thread_began(self, rank: int) -> None:
         if hasattr(os, "sched_setaffinity"):
             # Only one of these threads runs at a time: on one core the next finds the caches warm.
             os.sched_setaffinity(0, {self._core})
-        self._batons[rank].acquire()
+        self._batons.wait(rank)
         self.count_from_here(rank)
         self.check()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +29,28 @@ TRIED = 2
 
 def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[Plan, str]:
     """The plan, batched where the engine was asked to and the model allows it, and a line for the user why not."""
-    if engine.batched == "off" or (engine.batched == "auto" and plan.workers < FEWEST):
+    wanted = engine.batches()
+    if wanted == "off" or (wanted == "auto" and plan.workers < FEWEST):
         return plan, ""
-    why_not = _why_not(plan, task, train)
-    if why_not and engine.batched == "on":
+    with _no_loops(wanted == "auto"):
+        why_not = _why_not(plan, task, train)
+    if why_not and wanted == "on":
         raise UserError(f"batched=on: {why_not}; use batched=off")
     if why_not:
         return plan, f"gradients are computed one by one: {why_not}"
     return dataclasses.replace(plan, batched=True), ""
+
+
+@contextmanager
+def _no_loops(wanted: bool) -> Iterator[None]:
+    """Inside, what PyTorch would do for one replica after the other is refused: that would gain nothing."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(before and not wanted)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:

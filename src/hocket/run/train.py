@@ -21,7 +21,7 @@ from hocket.core.shard import Shards
 from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
-from hocket.engines.catalogue import Engine, Program, engine
+from hocket.engines.catalogue import Engine, Light, Program, engine
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
 from hocket.run.batching import batching
@@ -103,7 +103,7 @@ class Training:
     def _main(self) -> Callable[[Rank], Any]:
         if self.engine.starts_processes():
             return Program("hocket.run.rank:run_program", self.plan.to_json())
-        return lambda rank: run_rank(rank, self.plan, self.task, self.train, self.test)
+        return Light(lambda rank: run_rank(rank, self.plan, self.task, self.train, self.test))
 
 
 def train(
