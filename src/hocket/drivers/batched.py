@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.comm import Turns
+from hocket.core.errors import UserError
 from hocket.core.replica import Memory, Replica
 from hocket.drivers.gradients import Ready, WholeModel
 from hocket.tasks import SampleSet, Task
@@ -35,7 +36,7 @@ class Rows:
         """The replica of this number. All have the layout of the first."""
         made = Replica(model, device, self._memory(row))
         if row == 0:
-            self._model, self._layout = made.model, made.layout(made.x)
+            self._first, self._model, self._layout = made, made.model, made.layout(made.x)
             self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
         return made
 
@@ -53,13 +54,17 @@ class Rows:
         output = torch.func.functional_call(self._model, tensors, (inputs,))
         return self._task.loss(output, targets)
 
-    def gradients(self, rows: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
-        """Put the gradients of these replicas, each on samples of its own, into theirs; returns their losses.
+    def stack(self) -> Stack:
+        """All replicas as one."""
+        return Stack(self._first, self._matrices["block"], self._matrices["gradient"])
 
-        All are on equally many samples.
+    def gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:
+        """Put the gradients of these replicas into theirs; returns their losses.
+
+        Each is on samples of its own, all on equally many: `index` has those of one behind those of the other.
         """
         first, count = rows[0], len(rows)
-        inputs, targets = self._train.take(torch.cat(list(indices)))
+        inputs, targets = self._train.take(index)
         block, gradient = self._matrices["block"], self._matrices["gradient"]
         inputs, targets = (t.to(block.device).unflatten(0, (count, -1)) for t in (inputs, targets))
         in_a_row = rows[-1] - first + 1 == count
@@ -77,7 +82,7 @@ class Rows:
             _stacked(gradient, place).copy_(part)
         if not in_a_row:
             whole[chosen] = gradient
-        return list(losses.detach())
+        return losses.detach()
 
 
 def _stacked(matrix: Tensor, place: Tensor) -> Tensor:
@@ -85,6 +90,20 @@ def _stacked(matrix: Tensor, place: Tensor) -> Tensor:
     at = place.storage_offset() % matrix.stride(0)
     size, stride = (len(matrix), *place.shape), (matrix.stride(0), *place.stride())
     return matrix.detach().as_strided(size, stride, matrix.storage_offset() + at)
+
+
+class Stack(Replica):
+    """All replicas of a matrix as one: what is a vector in one is a matrix here, with a row for each."""
+
+    def __init__(self, first: Replica, block: Tensor, gradient: Tensor) -> None:
+        n, m = first.x.numel(), first.buffers.numel()
+        self.values, self.x, self.buffers = block[:, : n + m], block[:, :n], block[:, n : n + m]
+        self.g, self.count, self.gradient_count = gradient[:, :n], block[:, n + m], gradient[:, n]
+        self.odd_buffers, self._odd, self.parameters = [], [], first.parameters
+        self.values.copy_(first.values.clone())  # everyone sets out from the first
+
+    def layout(self, flat: Tensor) -> dict[str, Tensor]:
+        raise UserError("a strategy that looks at layers does not run on all replicas at once")
 
 
 class Pending:
@@ -111,7 +130,7 @@ class Pending:
         for rows in by_length.values():
             for at in range(0, len(rows), self._at_once):
                 some = rows[at : at + self._at_once]
-                found = self.rows.gradients(some, [self._asked[row] for row in some])
+                found = self.rows.gradients(some, torch.cat([self._asked[row] for row in some]))
                 self._losses.update(zip(some, found, strict=True))
         self._asked.clear()
 

@@ -77,6 +77,8 @@ class Engine(ABC):
     """Whether its clock is a model of time."""
     runs_compiled: ClassVar[bool] = False
     """Whether its ranks are threads that can run compiled workers beside each other."""
+    drives_all: ClassVar[bool] = False
+    """Whether one rank stands for all workers, whose replicas it has as rows of a matrix."""
     spans_hosts: ClassVar[bool] = False
     """Whether it starts ranks on other machines (`hosts`)."""
     preference: ClassVar[int] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from hocket.core.errors import UserError, shown
 from hocket.core.replica import Replica
+from hocket.drivers.all_at_once import refuse
 from hocket.drivers.batched import Rows
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.plan import Plan
@@ -30,6 +32,10 @@ TRIED = 2
 def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[Plan, str]:
     """The plan, batched where the engine was asked to and the model allows it, and a line for the user why not."""
     wanted = engine.batches()
+    if engine.drives_all:
+        refuse(plan, len(train))
+        if why_not := _why_not(plan, task, train):
+            raise UserError(f"engine {engine.name} computes all gradients at once: {why_not}; use --engine sim")
     if wanted == "off" or (wanted == "auto" and plan.workers < FEWEST):
         return plan, ""
     with _no_loops(wanted == "auto"):
@@ -68,7 +74,7 @@ def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
             return "its samples are no plain tensors"
         before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
         try:
-            rows.gradients(range(TRIED), indices)
+            rows.gradients(range(TRIED), torch.cat(indices))
         except Exception as error:  # whatever the user's model and loss do when they meet a stack of replicas
             return _in_words(error)
         after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
@@ -104,4 +110,6 @@ def _in_words(error: Exception) -> str:
         return "the model's way depends on its data (an if on a tensor, or .item())"
     if "in-place" in text or "inplace" in text:
         return "the model changes a tensor of its own in place"
+    if found := re.match(r"aten::(\w+) hit the vmap fallback", text):
+        return f"PyTorch has no batched form of {found[1].strip('_')}"
     return f"the model cannot be batched ({shown(text.strip().partition(chr(10))[0])})"

@@ -18,7 +18,8 @@ def named_engine(spec: RunSpec) -> tuple[str, str]:
         engine_class(spec.engine)  # refuses an unknown one, with the nearest name
         return spec.engine, ""
     if spec.sim:
-        return next(name for name in engine if engine[name].virtual_time), " (because of --sim)"
+        virtual = (name for name in engine if engine[name].virtual_time)
+        return max(virtual, key=lambda name: len(engine[name].offers)), " (because of --sim)"
     for name in engine:
         if launcher := engine[name].launched_by():
             return name, f" (started by {launcher})"

@@ -18,6 +18,7 @@ from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.core.seeds import generators_as_they_were
 from hocket.core.shard import Shards
+from hocket.drivers.all_at_once import run_all
 from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
@@ -103,6 +104,8 @@ class Training:
     def _main(self) -> Callable[[Rank], Any]:
         if self.engine.starts_processes():
             return Program("hocket.run.rank:run_program", self.plan.to_json())
+        if self.engine.drives_all:
+            return lambda rank: run_all(rank, self.plan, self.task, self.train, self.test)
         return Light(lambda rank: run_rank(rank, self.plan, self.task, self.train, self.test))
 
 

@@ -18,7 +18,7 @@ class AllReduce(Strategy):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({"collectives", "messages"})
+        return frozenset({"collectives"} if self.algorithm == "native" else {"collectives", "messages"})
 
     @property
     def alike(self) -> bool:
