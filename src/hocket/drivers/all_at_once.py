@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from hocket.drivers.own_loop import device_of
 from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import model_bytes
 from hocket.drivers.schedule import Schedule
-from hocket.engines.fleet import FleetClock, FleetComm
+from hocket.engines.fleet import FleetTime
 from hocket.tasks import SampleSet, Task
 
 
@@ -52,15 +52,19 @@ class Column:
 class AllWorkers(Worker):
     """What a strategy has in hand: every worker's at once."""
 
+    updates: Any = 0
+    """How many steps of the optimizer each has taken: a number that all have alike, or one for each."""
+
     def descend(self, g: Gradient, stale: int = 0) -> None:
         """Who has no samples takes no step."""
         samples: Any = g.samples
         if not isinstance(samples, Column):
+            self.updates += int(samples > 0)
             super().descend(g, stale)
             return
         idle = (samples.numbers == 0).squeeze(1)
+        self.updates = self.updates + (~idle).cpu().numpy()
         kept = [(t, t[idle]) for t in (self.x, *self.optimizer_state())] if idle.any() else []
-        self.staleness[stale] += 1
         self._optimizer_step()
         for tensor, rows in kept:
             tensor[idle] = rows
@@ -76,7 +80,7 @@ class AllWorkers(Worker):
         rows: Any = comm or self.comm
         samples: Any = weight.samples
         if rows.size == 1:
-            return samples  # type: ignore[no-any-return] - a column stands for a number
+            return weight.samples
         if weight.of_all == 0:
             samples, weight = 1.0, Weight(1.0, rows.size)
         factor = samples.numbers if isinstance(samples, Column) else samples
@@ -92,7 +96,8 @@ class AllWorkers(Worker):
             rows.reduce(values)
         for part in values:
             part.div_(total)
-        return weight.of_all if weight.of_all is not None else Column(total)  # type: ignore[return-value]
+        of_all: Any = Column(total) if weight.of_all is None else total
+        return cast(float, of_all)  # a column stands for one
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,9 @@ class AllAtOnce:
     """The training of all workers."""
 
     def __init__(self, rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> None:
-        assert isinstance(rank.comm, FleetComm) and isinstance(rank.clock, FleetClock)
-        self._rank, self._plan, self._time = rank, plan, rank.clock.time
+        clock: Any = rank.clock
+        self._rank, self._plan = rank, plan
+        self._time: FleetTime = clock.time
         device = device_of(plan.device, 0)
         self._at_once = AT_ONCE if device.type == "cpu" else plan.workers
         self._shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
@@ -154,7 +160,6 @@ class AllAtOnce:
         self._real = RealClock()
         self._losses = LossesOfAll(plan.workers)
         self._samples = np.zeros(plan.workers, dtype=np.int64)
-        self._gradients = np.zeros(plan.workers, dtype=np.int64)
         self._verdict: Verdict = "finished"
 
     def run(self) -> list[dict[str, Any]]:
@@ -194,7 +199,6 @@ class AllAtOnce:
         worker.step += 1
         self._losses.add(losses, counts, began_s, worker.step)
         self._samples += counts
-        self._gradients += counts > 0
         status.step, status.samples = worker.step, int(self._samples[0])
         self._strategy.send(Gradient(self._all.g, self._weight(counts)))
 
@@ -249,7 +253,8 @@ class AllAtOnce:
         if isinstance(weight, Column):
             numbers = torch.where(weight.numbers == 0, 1.0, weight.numbers)
             values *= numbers / numbers.mean()
-        return values.mean(0)
+        mean: Tensor = values.mean(0)
+        return mean
 
     def _of_each(self, values: Tensor) -> list[dict[str, Any]]:
         """How far the replicas were apart before the farewell and, on request, how good each was."""
@@ -264,7 +269,8 @@ class AllAtOnce:
     def _reports(self, real_s: float, of_each: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """As drivers/report.py has them."""
         step, time, seconds = self._worker.step, self._time, self._rank.clock.now()
-        common = {
+        updates = np.broadcast_to(self._worker.updates, self._plan.workers)
+        common: dict[str, Any] = {
             "verdict": self._verdict,
             "seconds": seconds,
             "real_seconds": real_s,
@@ -284,7 +290,7 @@ class AllAtOnce:
             common
             | {
                 "samples": int(self._samples[r]),
-                "staleness": {"0": int(self._gradients[r])},
+                "staleness": {"0": int(updates[r])},
                 "bytes_sent": time.bytes_sent(r),
                 "computing": max(seconds - float(time.waiting_s[r] + time.transferring_s[r]), 0.0),
                 "transferring": float(time.transferring_s[r]),

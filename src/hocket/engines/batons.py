@@ -18,7 +18,7 @@ import torch
 try:
     from greenlet import greenlet
 except ImportError:  # there is no wheel for every Python and machine
-    greenlet = None  # type: ignore[assignment,misc]
+    greenlet = None
 
 Body = Callable[[int], None]
 """The life of a rank. It begins with `Batons.wait`."""
@@ -74,8 +74,9 @@ class WithinOneThread(Batons):
         self._given = rank
 
     def wait(self, rank: int) -> None:
-        if self._given != rank:
-            following = self._greenlets[self._given]
+        given = self._given
+        if given is not None and given != rank:
+            following = self._greenlets[given]
             if _is_as_a_thread_begins():
                 following.switch()
             else:

@@ -47,7 +47,7 @@ class Fleet(Engine):
 
     def __post_init__(self) -> None:
         if compute_model(self.compute, random.Random())() is None:
-            raise UserError("fleet: compute=measured has no meaning where all workers compute at once; use --engine sim")
+            raise UserError("fleet: compute=measured needs gradients one by one; use --engine sim")
         slow_groups(self.stragglers, 1 << 30)
         seconds(self.latency, "latency")
         bytes_per_second(self.bandwidth, "bandwidth")
@@ -144,7 +144,7 @@ class EveryRank:
 
     __bool__ = __int__ = __index__ = __float__ = __mod__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __str__ = __repr__ = __xor__ = __and__ = __or__ = _refuse
-    __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = _refuse
 
 
 class FleetComm:
@@ -159,7 +159,7 @@ class FleetComm:
     def reduce(self, parts: list[Tensor], op: Op = "sum") -> None:
         """One all-reduce of vectors that lie behind each other."""
         for x in parts:
-            groups = x.unflatten(0, (-1, self.size))
+            groups = x.view(-1, self.size, *x.shape[1:])
             match op:
                 case "sum":
                     total = groups.sum(1, keepdim=True)

@@ -72,17 +72,22 @@ def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
         inputs, targets = train.take(indices[0])
         if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in (inputs, targets)):
             return "its samples are no plain tensors"
-        before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
+        others, own = _other_generators(), torch.get_rng_state()
         try:
             rows.gradients(range(TRIED), torch.cat(indices))
         except Exception as error:  # whatever the user's model and loss do when they meet a stack of replicas
             return _in_words(error)
-        after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
-        if before[:2] != after[:2]:
+        if _other_generators() != others:
             return "the model draws from Python's or NumPy's generator, and all workers would draw alike"
-        if not torch.equal(before[2], after[2]):
+        if not torch.equal(torch.get_rng_state(), own):
             return ""  # with dropout no two gradients agree
         return _difference(task, train, replicas, indices)
+
+
+def _other_generators() -> tuple[object, ...]:
+    """Where Python's and NumPy's are: they know nothing of batches."""
+    numpys: dict[str, Any] = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), numpys["pos"], numpys["key"].tobytes()
 
 
 def _difference(task: Task, train: SampleSet, replicas: list[Replica], indices: list[Tensor]) -> str:
