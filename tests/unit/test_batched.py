@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.core.errors import UserError
+from hocket.core.replica import Replica
 from hocket.drivers.batched import Pending, Rows
 from hocket.drivers.gradients import WholeModel
 from hocket.engines import batons
+from hocket.run import room
 from hocket.run.spec import RunSpec
 from hocket.run.train import prepare
 from hocket.strategies import strategy
+from hocket.tasks import task as recipes
 
 SIDE = 6
 
@@ -192,7 +195,7 @@ def test_what_cannot_be_batched_is_said_in_one_line(model: Callable[[], nn.Modul
         trained(made, 8, "on")
     assert "\n" not in str(refused.value)
     training = prepare(RunSpec("", engine="sim", workers=8), made)
-    assert REFUSED[model] in training.note and not training.plan.batched
+    assert any(REFUSED[model] in note for note in training.notes) and not training.plan.batched
     assert trained(made, 8, "auto").verdict == "finished"
 
 
@@ -217,4 +220,21 @@ def test_greenlets_give_what_threads_give(name: str, monkeypatch: pytest.MonkeyP
 def test_what_pytorch_batches_by_a_loop_is_not_worth_it() -> None:
     """Attention has no batched form on the CPU."""
     training = prepare(RunSpec("", engine="sim", workers=8), task(Attention, pictures))
-    assert "no batched form of scaled_dot_product" in training.note and not training.plan.batched
+    assert "no batched form of scaled_dot_product" in training.notes[0] and not training.plan.batched
+
+
+def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """75 parameters of 4 bytes, 5 vectors of them a worker."""
+    nbytes = 9 * 75 * 4 * 5
+    monkeypatch.setattr(room, "machine_bytes", lambda: nbytes)
+    monkeypatch.setattr(room, "TOLD", nbytes - 1)
+    assert (
+        prepare(RunSpec("", engine="sim", workers=9), task(count=80)).notes[0].startswith("9 replicas of 75 parameters")
+    )
+    with pytest.raises(UserError, match=r"10 replicas of 75 parameters take about 0\.0 GB, and this machine has"):
+        prepare(RunSpec("", engine="sim", workers=10), task(count=80))
+
+
+def test_a_thousand_replicas_of_the_mnist_perceptron_fit_in_8_gb() -> None:
+    model = Replica(recipes.make("mnist-mlp").make(0, None).build_model(0))
+    assert 1024 * room.VECTORS * 4 * model.values.numel() < 8e9

@@ -35,6 +35,7 @@ from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
 from hocket.run.rehearsal import too_high
 from hocket.run.resolve import resolve, settled
+from hocket.run.room import room
 from hocket.run.signals import Interrupts
 from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
@@ -54,8 +55,8 @@ class Training:
     train: SampleSet
     test: SampleSet
     title: str
-    note: str = ""
-    """What the user may want to know before it starts."""
+    notes: tuple[str, ...] = ()
+    """What the user may want to know before it starts, a line each."""
 
     @property
     def is_root(self) -> bool:
@@ -76,8 +77,9 @@ class Training:
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
                 display.note(warning)
-            if display and self.is_root and self.note:
-                display.note(self.note)
+            if display and self.is_root:
+                for note in self.notes:
+                    display.note(note)
             about = About(
                 self.plan,
                 self.task,
@@ -141,10 +143,12 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         reason = " (compiled workers)"
     chosen = make_engine(spec, text, plan.workers)
     device_of(plan.device, 0)
-    _check_engine(plan, chosen, spec.hosts, try_out(plan, task, train_samples, test_samples))
+    model = try_out(plan, task, train_samples, test_samples)
+    _check_engine(plan, chosen, spec.hosts, model)
     plan, note = batching(chosen, plan, task, train_samples)
+    notes = tuple(filter(None, [room(chosen, plan, model), note]))
     title = _title(plan, f"engine {text}{reason}")
-    return Training(settled(spec, task, plan, text), plan, chosen, task, train_samples, test_samples, title, note)
+    return Training(settled(spec, task, plan, text), plan, chosen, task, train_samples, test_samples, title, notes)
 
 
 def _workers(spec: RunSpec, text: str) -> int | None:
