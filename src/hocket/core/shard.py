@@ -42,7 +42,9 @@ class Shards:
         whole = self.global_batch(self.order(epoch), step)
         if whole.numel() == self._workers * self._batch:
             return whole[share * self._batch : (share + 1) * self._batch]
-        return whole.tensor_split(self._workers)[share]
+        least, more = divmod(whole.numel(), self._workers)  # the first get one more; tensor_split would cut all shares
+        begin = share * least + min(share, more)
+        return whole[begin : begin + least + (share < more)]
 
     def epoch(self, epoch: int, rank: int) -> list[Tensor]:
         """The sample numbers of each of this rank's batches."""

@@ -77,6 +77,8 @@ class WithinOneThread(Batons):
         given = self._given
         if given is not None and given != rank:
             following = self._greenlets[given]
+            if not following:  # who has not begun does so from below: it would lie deeper and deeper on the stack
+                following = following.parent
             if _is_as_a_thread_begins():
                 following.switch()
             else:
@@ -87,7 +89,7 @@ class WithinOneThread(Batons):
     def carriers(self, body: Body) -> list[Callable[[], None]]:
         def live() -> None:
             self._greenlets = [greenlet(partial(body, rank)) for rank in range(self._size)]
-            while self._given is not None:  # where a rank that ends comes back to
+            while self._given is not None:  # where a rank begins, and comes back to when it ends
                 self._greenlets[self._given].switch()
 
         return [live]

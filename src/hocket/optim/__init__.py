@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ _LARGEST = 1e35
 """Of a rate or an option: float32 ends at 3e38, and products of them must fit."""
 
 
+@cache  # every worker asks
 def settings(name: str) -> dict[str, Any]:
     """The options of an optimizer that can be written as text, with their defaults."""
     signature = inspect.signature(OPTIMIZERS[name])

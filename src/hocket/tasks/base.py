@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, default_collate
 from hocket.core.errors import UserError, shown
 from hocket.core.modules import check_module
 from hocket.core.registry import Registry
+from hocket.core.seeds import seed_torch
 
 if TYPE_CHECKING:
     from hocket.kernels.models.family import Kernel
@@ -104,7 +105,7 @@ class Task:
                 why = shown(error)
                 raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
         with _building, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seed_torch(seed)
             model = self.model()
         if not isinstance(model, nn.Module):
             raise UserError(f"Task.model must give a torch.nn.Module; it gave a {type(model).__name__}")
