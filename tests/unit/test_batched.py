@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.drivers import batched
 from hocket.drivers.batched import Pending, Rows
 from hocket.drivers.gradients import WholeModel
 from hocket.engines import batons
@@ -126,9 +127,10 @@ def rows_of(made: hocket.Task, count: int) -> tuple[Rows, list[WholeModel]]:
 
 
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3, 4), (1, 2, 3), (0, 2, 4), (3,)])
-def test_only_those_that_asked_get_a_gradient(chosen: tuple[int, ...]) -> None:
+def test_only_those_that_asked_get_a_gradient(chosen: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     rows, models = rows_of(task(), 5)
-    pending = Pending(rows, at_once=2)
+    monkeypatch.setattr(batched, "AT_ONCE", 2)
+    pending = Pending(rows)
     for model in models:
         model.replica.g.fill_(7.0)
     index = {row: torch.arange(row, row + 3 + row % 2) for row in chosen}
@@ -194,15 +196,15 @@ def test_what_cannot_be_batched_is_said_in_one_line(model: Callable[[], nn.Modul
     with pytest.raises(UserError, match=rf"batched=on: .*{REFUSED[model]}.*; use batched=off") as refused:
         trained(made, 8, "on")
     assert "\n" not in str(refused.value)
-    training = prepare(RunSpec("", engine="sim", workers=8), made)
+    training = prepare(RunSpec("", engine="sim", workers=16), made)
     assert any(REFUSED[model] in note for note in training.notes) and not training.plan.batched
-    assert trained(made, 8, "auto").verdict == "finished"
+    assert trained(made, 16, "auto").verdict == "finished"
 
 
 def test_measured_times_need_gradients_one_by_one() -> None:
     with pytest.raises(UserError, match="batched=off"):
         trained(task(), 2, "on", sim={"compute": "measured", "batched": "on"})
-    timed = prepare(RunSpec("", engine="sim", workers=8, sim={"compute": "measured"}), task())
+    timed = prepare(RunSpec("", engine="sim", workers=16, sim={"compute": "measured"}), task(count=80))
     assert not timed.plan.batched
 
 
@@ -219,7 +221,7 @@ def test_greenlets_give_what_threads_give(name: str, monkeypatch: pytest.MonkeyP
 
 def test_what_pytorch_batches_by_a_loop_is_not_worth_it() -> None:
     """Attention has no batched form on the CPU."""
-    training = prepare(RunSpec("", engine="sim", workers=8), task(Attention, pictures))
+    training = prepare(RunSpec("", engine="sim", workers=16), task(Attention, pictures, 80))
     assert "no batched form of scaled_dot_product" in training.notes[0] and not training.plan.batched
 
 
@@ -238,3 +240,10 @@ def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.Monke
 def test_a_thousand_replicas_of_the_mnist_perceptron_fit_in_8_gb() -> None:
     model = Replica(recipes.make("mnist-mlp").make(0, None).build_model(0))
     assert 1024 * room.VECTORS * 4 * model.values.numel() < 8e9
+
+
+@pytest.mark.parametrize(("model", "data", "batch"), [(cnn, pictures, 4), (mlp, points, 2**18 // 75 + 1)])
+def test_where_it_gains_nothing_it_is_left_alone(model: Callable[[], nn.Module], data: Any, batch: int) -> None:
+    made = task(model, data, count=16 * batch, batch=batch)
+    training = prepare(RunSpec("", engine="sim", workers=16), made)
+    assert "no faster in batches" in training.notes[0] and not training.plan.batched

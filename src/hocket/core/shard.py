@@ -39,12 +39,10 @@ class Shards:
 
     def batch(self, epoch: int, step: int, share: int) -> Tensor:
         """The sample numbers of one worker's share of a step."""
-        whole = self.global_batch(self.order(epoch), step)
-        if whole.numel() == self._workers * self._batch:
-            return whole[share * self._batch : (share + 1) * self._batch]
-        least, more = divmod(whole.numel(), self._workers)  # the first get one more; tensor_split would cut all shares
-        begin = share * least + min(share, more)
-        return whole[begin : begin + least + (share < more)]
+        first, samples = step * self._workers * self._batch, self.step_samples(step)
+        least, more = divmod(samples, self._workers)  # the first get one more
+        begin = first + share * least + min(share, more)
+        return self.order(epoch)[begin : begin + least + (share < more)]
 
     def epoch(self, epoch: int, rank: int) -> list[Tensor]:
         """The sample numbers of each of this rank's batches."""

@@ -21,7 +21,7 @@ from hocket.core.seeds import seed_everything, stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
 from hocket.core.worker import Worker
-from hocket.drivers.batched import AT_ONCE, Rows
+from hocket.drivers.batched import Rows
 from hocket.drivers.course import Verdict
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.judge import Judge, finite
@@ -144,12 +144,11 @@ class AllAtOnce:
         self._rank, self._plan = rank, plan
         self._time: FleetTime = clock.time
         device = device_of(plan.device, 0)
-        self._at_once = AT_ONCE if device.type == "cpu" else plan.workers
         self._shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
         self._stride = max(round(plan.evaluate_every * self._shards.steps), 1)
         self._rows = Rows(task, train.to(device), plan.workers)
         first = WholeModel(task, self._rows.replica(0, task.build_model(plan.seed), device), train.to(device))
-        self._first, self._all = first.replica, self._rows.stack()
+        self._first, self._all, self._at_once = first.replica, self._rows.stack(), self._rows.at_once()
         alone: Any = Alone()
         self._judge = Judge(rank, alone, first, task.metric_name, train, test.to(device), of_each=plan.own_metrics)
         optimizer = optim.make_flat(plan.optimizer, self._all.x, self._all.g, plan.lr, plan.momentum)
@@ -195,7 +194,9 @@ class AllAtOnce:
         self._schedule.set(epoch * self._shards.steps + step + 1)
         began_s = self._time.now_s.copy()
         self._time.charge(counts / self._plan.batch)
-        losses = self._compute(self._shards.global_batch(self._shards.order(epoch), step), counts)
+        if step == 0:
+            self._order = self._shards.order(epoch).to(self._all.x.device)
+        losses = self._compute(self._shards.global_batch(self._order, step), counts)
         worker.step += 1
         self._losses.add(losses, counts, began_s, worker.step)
         self._samples += counts

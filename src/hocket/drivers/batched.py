@@ -20,8 +20,8 @@ from hocket.tasks import SampleSet, Task
 
 ALIGNED = 16
 """Rows begin at multiples of so many elements, as vector instructions like it."""
-AT_ONCE = 64
-"""Replicas in one call on the CPU: of more, the activations do not stay in the cache."""
+AT_ONCE, CACHED = 64, 2**20
+"""Replicas in one call on the CPU, and parameters of all of them: of more, what is computed leaves the caches."""
 
 
 class Rows:
@@ -57,6 +57,11 @@ class Rows:
     def stack(self) -> Stack:
         """All replicas as one."""
         return Stack(self._first, self._matrices["block"], self._matrices["gradient"])
+
+    def at_once(self) -> int:
+        """How many replicas a call had best take."""
+        x = self._first.x
+        return max(min(AT_ONCE, CACHED // x.numel()), 1) if x.device.type == "cpu" else self._count
 
     def gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:
         """Put the gradients of these replicas into theirs; returns their losses.
@@ -109,8 +114,8 @@ class Stack(Replica):
 class Pending:
     """The gradients that the workers of one process wait for."""
 
-    def __init__(self, rows: Rows, at_once: int) -> None:
-        self.rows, self._at_once = rows, at_once
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
         self._asked: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor | None] = {}
 
@@ -127,9 +132,10 @@ class Pending:
         by_length = defaultdict(list)
         for row in sorted(self._asked):
             by_length[self._asked[row].numel()].append(row)
+        at_once = self.rows.at_once()
         for rows in by_length.values():
-            for at in range(0, len(rows), self._at_once):
-                some = rows[at : at + self._at_once]
+            for at in range(0, len(rows), at_once):
+                some = rows[at : at + at_once]
                 found = self.rows.gradients(some, torch.cat([self._asked[row] for row in some]))
                 self._losses.update(zip(some, found, strict=True))
         self._asked.clear()
@@ -148,8 +154,7 @@ class BatchedModel(WholeModel):
         device: torch.device,
         turns: Turns,
     ) -> None:
-        at_once = AT_ONCE if device.type == "cpu" else workers
-        self._pending = turns.common(lambda: Pending(Rows(task, train, workers), at_once))
+        self._pending = turns.common(lambda: Pending(Rows(task, train, workers)))
         super().__init__(task, self._pending.rows.replica(row, model, device), train)
         self._row, self._turns = row, turns
 

@@ -23,8 +23,10 @@ from hocket.engines.catalogue import Engine
 from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
 
-FEWEST = 8
+FEWEST = 16
 """Workers for which it is worth it: a batched call costs as much as three gradients before it does anything."""
+WORTH = 2**18
+"""Parameters times samples of a batch, up to which it is faster on the CPU: beyond, arithmetic is what takes time."""
 TRIED = 2
 """Replicas that it is tried out with."""
 
@@ -39,12 +41,24 @@ def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[
     if wanted == "off" or (wanted == "auto" and plan.workers < FEWEST):
         return plan, ""
     with _no_loops(wanted == "auto"):
-        why_not = _why_not(plan, task, train)
+        why_not = (_no_gain(plan, task) if wanted == "auto" else "") or _why_not(plan, task, train)
     if why_not and wanted == "on":
         raise UserError(f"batched=on: {why_not}; use batched=off")
     if why_not:
         return plan, f"gradients are computed one by one: {why_not}"
     return dataclasses.replace(plan, batched=True), ""
+
+
+def _no_gain(plan: Plan, task: Task) -> str:
+    """Why it would not be faster on the CPU: what costs there is the arithmetic, not the calls. Empty if it would."""
+    if plan.device != "cpu":
+        return ""
+    model = task.build_model(plan.seed)
+    if any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()):
+        return "convolutions are no faster in batches on the CPU"
+    if sum(p.numel() for p in model.parameters()) * plan.batch > WORTH:
+        return "a model of this size is no faster in batches on the CPU"
+    return ""
 
 
 @contextmanager
