@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,3 +248,23 @@ def test_where_it_gains_nothing_it_is_left_alone(model: Callable[[], nn.Module],
     made = task(model, data, count=16 * batch, batch=batch)
     training = prepare(RunSpec("", engine="sim", workers=16), made)
     assert "no faster in batches" in training.notes[0] and not training.plan.batched
+
+
+@pytest.mark.parametrize("name", ["local-sgd", "server:mode=async", "gossip:kind=adpsgd"])
+def test_a_look_at_the_model_changes_nothing(name: str) -> None:
+    """Though other gradients may be computed together than without it."""
+    made = task(count=17 * 4 * 4, epochs=2)
+    seldom, often = (trained(made, 17, "on", strategy=name, evaluate_every=every) for every in (1.0, 0.25))
+    assert torch.equal(parameters(seldom), parameters(often))
+
+
+@pytest.mark.parametrize("name", ["local-sgd", "server:mode=async"])
+def test_a_run_goes_on_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    def run(folder: str, **more: Any) -> hocket.Result:
+        settings = {"strategy": name, "workers": 17, "sim": {"batched": "on"}, "checkpoint_every": "1"}
+        return hocket.fit("digits", out=tmp_path / folder, progress=False, **settings | more)
+
+    whole = run("whole", epochs=4)
+    run("part", epochs=2)
+    resumed = hocket.resume(tmp_path / "part", epochs=4, progress=False)
+    assert torch.equal(parameters(whole), parameters(resumed))

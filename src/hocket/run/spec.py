@@ -51,7 +51,7 @@ class RunSpec:
         "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=ONE
     )
     workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
-    engine: str | None = setting(None, "mpi, torch, threads or sim. [mpi where it can start]", commands=ANYWHERE)
+    engine: str | None = setting(None, "mpi, torch, threads, sim or fleet. [mpi where it can start]", commands=ANYWHERE)
     driver: Literal["auto", "compiled", "pytorch"] = setting(
         "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
     )
