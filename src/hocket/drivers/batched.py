@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from hocket.core.comm import Turns
 from hocket.core.errors import UserError
 from hocket.core.replica import Memory, Replica
+from hocket.drivers.captured import Call, captured
 from hocket.drivers.gradients import Ready, WholeModel
 from hocket.tasks import SampleSet, Task
 
@@ -30,6 +32,8 @@ class Rows:
     def __init__(self, task: Task, train: SampleSet, count: int) -> None:
         self._task, self._train, self._count = task, train, count
         self._matrices: dict[str, Tensor] = {}
+        self._graphs: dict[int, Call] = {}
+        """The gradients of all, by the number of samples: in a run of even steps there are two, in most others one."""
         self._call = torch.vmap(self._loss, randomness="different")
 
     def replica(self, row: int, model: nn.Module, device: torch.device) -> Replica:
@@ -37,6 +41,8 @@ class Rows:
         made = Replica(model, device, self._memory(row))
         if row == 0:
             self._first, self._model, self._layout = made, made.model, made.layout(made.x)
+            # What comes from a dataset comes anew each time, which a graph would not notice
+            self._captures = made.x.device.type == "cuda" and isinstance(self._train.samples, tuple)
             self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
         return made
 
@@ -68,6 +74,14 @@ class Rows:
 
         Each is on samples of its own, all on equally many: `index` has those of one behind those of the other.
         """
+        if len(rows) < self._count or not self._captures:
+            return self._gradients(rows, index)
+        if index.numel() not in self._graphs:
+            example = index.to(self._first.x.device)
+            self._graphs[index.numel()] = captured(partial(self._gradients, range(self._count)), example)
+        return self._graphs[index.numel()](index)
+
+    def _gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:
         first, count = rows[0], len(rows)
         inputs, targets = self._train.take(index)
         block, gradient = self._matrices["block"], self._matrices["gradient"]
