@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import hocket
 from hocket.core.errors import RankFailed, UserError
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 from hocket.engines.catalogue import engine
+from hocket.engines.sim_costs import Draws
 
 ABLE = [name for name in strategy if strategy.make(name).needs <= engine["fleet"].offers]
 TEXTS = [
@@ -155,3 +157,10 @@ def test_a_model_that_cannot_be_batched(model: Callable[[], Any]) -> None:
 
 def test_simulator_settings_still_mean_sim() -> None:
     assert fit(task(), engine=None, sim={"compute": "1ms"}, workers=2).engine == "sim"
+
+
+def test_times_are_drawn_as_python_draws_them() -> None:
+    generators = [random.Random(f"0/{r}") for r in range(3)]
+    draws = Draws(generators, -1.0, 0.4)
+    for _ in range(1000):
+        assert draws() == pytest.approx([g.lognormvariate(-1.0, 0.4) for g in generators], rel=1e-14)

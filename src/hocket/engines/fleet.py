@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -24,7 +25,7 @@ from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.crew import run_threads
 from hocket.engines.engine import Engine, Listener, Main, engine
-from hocket.engines.sim_costs import collective_s, compute_model, slow_groups, slowdowns
+from hocket.engines.sim_costs import Draws, collective_s, compute_model, lognormal, slow_groups, slowdowns
 from hocket.engines.threads import ThreadWorld
 
 
@@ -83,7 +84,10 @@ class FleetTime:
         self.size = size
         self._latency_s = seconds(fleet.latency, "latency")
         self._byte_s = 1 / bytes_per_second(fleet.bandwidth, "bandwidth")
-        self._draws = [compute_model(fleet.compute, random.Random(f"{fleet.seed}/{r}")) for r in range(size)]
+        shape, generators = lognormal(fleet.compute), [random.Random(f"{fleet.seed}/{r}") for r in range(size)]
+        self._draw: Callable[[], Any] = (
+            Draws(generators, *shape) if shape else compute_model(fleet.compute, generators[0])
+        )
         self._slow = np.array(slowdowns(fleet.stragglers, size, size))
         self.now_s = np.zeros(size)
         self.waiting_s, self.transferring_s = np.zeros(size), np.zeros(size)
@@ -92,8 +96,7 @@ class FleetTime:
 
     def charge(self, shares: np.ndarray[Any, Any] | float) -> None:
         """Every worker has computed a gradient on a share of a full batch."""
-        cost_s = np.array([draw() for draw in self._draws], dtype=np.float64)
-        self.now_s += cost_s * shares * self._slow
+        self.now_s += self._draw() * shares * self._slow
 
     def meet(self, size: int, cost_s: float) -> None:
         """The workers of each group of this size wait for the last of them, and for what they do together."""

@@ -180,23 +180,25 @@ class LocalComm:
             world.catch_up(self._me)
             box = world.mail.setdefault((self._context, self._me), [])
 
-            def first() -> Envelope | None:
-                fits = (e for e in box if e.tag == tag and source in (ANY, e.source))
-                return min(fits, key=lambda e: (e.arrival_s, e.order), default=None)
+            found: Envelope | None = None
 
-            def ready() -> float | None:
-                envelope = first()
-                return None if envelope is None else envelope.arrival_s
+            def ready() -> float | None:  # a plain loop: a server may have a thousand messages to look through
+                nonlocal found
+                found = None
+                for e in box:
+                    fits = e.tag == tag and source in (ANY, e.source)
+                    if fits and (found is None or (e.arrival_s, e.order) < (found.arrival_s, found.order)):
+                        found = e
+                return None if found is None else found.arrival_s
 
             who = "any rank" if source == ANY else f"rank {self._members[source]}"
             operation = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
             if not world.wait(self._me, Wait(operation, lambda: who, ready), timeout):
                 raise TimeoutError(f"rank {self._me}: nothing in {timeout} s in {operation}")
-            envelope = first()
-            assert envelope is not None
-            box.remove(envelope)
-            world.received(self._me, envelope)
-            return envelope.source, envelope.msg
+            assert found is not None, "nobody else can have come between"
+            box.remove(found)
+            world.received(self._me, found)
+            return found.source, found.msg
 
     def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
         """Bring `mine` to the next collective; the returned call waits and gives this rank's result."""

@@ -23,7 +23,7 @@ from hocket.engines.catalogue import Engine
 from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
 
-FEWEST = 16
+FEWEST = 8
 """Workers for which it is worth it: a batched call costs as much as three gradients before it does anything."""
 WORTH = 2**18
 """Parameters times samples of a batch, up to which it is faster on the CPU: beyond, arithmetic is what takes time."""
