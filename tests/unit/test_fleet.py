@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from hocket.core.errors import RankFailed, UserError
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 from hocket.engines.catalogue import engine
 from hocket.engines.sim_costs import Draws
+from hocket.run.launch import launch
+from hocket.run.spec import RunSpec
 
 ABLE = [name for name in strategy if strategy.make(name).needs <= engine["fleet"].offers]
 TEXTS = [
@@ -164,3 +167,10 @@ def test_times_are_drawn_as_python_draws_them() -> None:
     draws = Draws(generators, -1.0, 0.4)
     for _ in range(1000):
         assert draws() == pytest.approx([g.lognormvariate(-1.0, 0.4) for g in generators], rel=1e-14)
+
+
+def test_a_script_has_no_ranks_to_run_on(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    with pytest.raises(UserError, match="no ranks that could run a script; use --engine sim"):
+        launch(str(script), [], RunSpec("", engine="fleet"), module=False, out=tmp_path / "out", force=False)
