@@ -193,7 +193,7 @@ REFUSED = {norm: "BatchNorm1d changes its statistics", Looks: "depends on its da
 
 @pytest.mark.parametrize("model", REFUSED)
 def test_what_cannot_be_batched_is_said_in_one_line(model: Callable[[], nn.Module]) -> None:
-    made = task(model, count=80)
+    made = task(model, count=128)  # even batches: BatchNorm refuses one sample
     with pytest.raises(UserError, match=rf"batched=on: .*{REFUSED[model]}.*; use batched=off") as refused:
         trained(made, 8, "on")
     assert "\n" not in str(refused.value)
