@@ -1,7 +1,7 @@
 """How well every strategy learns: test accuracy at its defaults, equal epochs for all, beside serial training.
 
-    python bench/convergence.py TASK [--engine sim] [--workers 4] [--jobs 1] [--seeds 3]
-        [-s STRATEGY ...] [--sim KEY=VALUE ...] [SETTING=VALUE ...]
+    python bench/convergence.py TASK [SETTING=VALUE ...] [--engine sim] [--workers 4] [--jobs 1] [--seeds 3]
+        [-s STRATEGY ...] [--sim KEY=VALUE ...]
 
 Prints a row a strategy: the mean over the seeds, the smallest and the largest, and the difference to serial in points.
 On `sim` one of the workers is 3 times slower than the others, unless a setting says otherwise.

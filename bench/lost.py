@@ -4,7 +4,7 @@
 was lost. In memory the workers are compiled, and the figures are means of ROUNDS rounds; `ran` is the share of the time
 in which they had a core, as workers that take turns on one hardly ever meet. The simulator is given the same compute,
 the speed of memory that the updates had, and its own window; beside it stands the window that the loss in memory
-speaks for.
+speaks for, in the time that a cache line takes.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def in_memory(case: Case, workers: int) -> Found:
 
 def simulated(case: Case, workers: int, real: Found) -> Found:
     """At the same contention: as many updates in a second, that take as long."""
-    updates = max(400, 4_000 // workers)
+    updates = 20_000 // workers
 
     def main(rank: Rank) -> tuple[torch.Tensor, float, float]:
         shared = rank.comm.share(Sharing("hogwild", case.dim, workers), torch.zeros(case.dim))
@@ -150,12 +150,13 @@ def main() -> None:
         for case in CASES:
             rounds = [astuple(in_memory(case, workers)) for _ in range(ROUNDS)]
             real = Found(*(statistics.mean(column) for column in zip(*rounds, strict=True)))
-            met = real.lost * real.cycle_ns / (workers - 1) * case.dim / case.touched
+            line_ns = real.update_ns / (case.dim / 16 if case.touched == case.dim else case.touched)
+            met = real.lost * real.cycle_ns / (workers - 1) * case.dim / case.touched / line_ns
             sim = simulated(case, workers, real)
             between_us, update_us = (real.cycle_ns - real.update_ns) / 1e3, real.update_ns / 1e3
             print(
                 f"| {workers} | {case.dim:,} | {case.touched:,} | {between_us:.2f} µs | {update_us:.2f} µs "
-                f"| {real.ran:.0%} | {real.lost:.3%} | {real.canary:.3%} | {met:.0f} ns | {sim.lost:.3%} |",
+                f"| {real.ran:.0%} | {real.lost:.3%} | {real.canary:.3%} | {met:.1f} lines | {sim.lost:.3%} |",
                 flush=True,
             )
 

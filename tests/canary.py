@@ -22,8 +22,9 @@ import torch
 from hocket.core.sharing import Sharing
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add
+from hocket.kernels.memory.block import Block
 from hocket.kernels.memory.updates import acquire, close_read, close_write, open_read, open_write, publish, stopped
-from hocket.kernels.memory.vector import Block, MappedVector, nbytes
+from hocket.kernels.memory.vector import MappedVector, nbytes
 from hocket.kernels.memory.words import BROKEN, NEXT, NO_ROW, READ_VERSION, WORKER_AREA, WORKER_WORDS
 
 TORN, BROKE = 0, 1

@@ -15,11 +15,21 @@ if "HOCKET_DATA" not in os.environ and _shared.is_dir():
     os.environ["HOCKET_DATA"] = str(_shared)
 
 
+LONG = {
+    "test_compressed_runs.py",
+    "test_examples.py",
+    "test_own_places.py",
+    "test_own_task_package.py",
+    "test_studies.py",
+}
+"""Files that together take as long as many others."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts many processes takes minutes on 2 cores: `make test-slow` runs it, and so does CI."""
     for item in items:
         values = getattr(getattr(item, "callspec", None), "params", {})
         crowd = values.get("name") in ("mpi", "torch") and values.get("size", 0) > 3
-        if "real" in item.path.parts or crowd or values.get("workers") == 5:
+        if "real" in item.path.parts or item.path.name in LONG or crowd or values.get("workers") == 5:
             item.add_marker(pytest.mark.slow)

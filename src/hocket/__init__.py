@@ -8,8 +8,10 @@ from hocket.version import __version__
 
 if TYPE_CHECKING:
     from hocket.app.api import (
+        Comm,
         CommError,
         DeadlineExceeded,
+        Message,
         RankFailed,
         Result,
         RunSpec,
@@ -19,13 +21,15 @@ if TYPE_CHECKING:
         compare,
         fit,
         join,
+        load_runs,
+        plot,
         resume,
         tune,
     )
 
 __all__ = [
-    "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "compare", "fit", "join", "resume", "tune",
+    "Comm", "CommError", "DeadlineExceeded", "Message", "RankFailed", "Result", "RunSpec", "Task", "Team",
+    "UserError", "__version__", "compare", "fit", "join", "load_runs", "plot", "resume", "tune",
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from hocket.core.replica import Gradient, Replica
 from hocket.core.state import Kept
 from hocket.core.weight import Weight
 from hocket.core.worker import Worker
+from hocket.drivers.joining import join
 from hocket.drivers.own_loop import run_rank
-from hocket.drivers.team import join
 from hocket.run.resolve import resolve
 from hocket.run.spec import RunSpec
 from hocket.strategies import strategy
@@ -58,7 +58,7 @@ def spec(workers: int, **settings: Any) -> RunSpec:
 
 def trained(rank: Rank, task: Task, wanted: RunSpec) -> list[float] | None:
     """The replica (parameters and buffers) that this rank ends with; None on a server."""
-    servers = strategy.make(wanted.strategy).server_ranks()
+    servers = strategy.make(wanted.strategy or task.strategy).server_ranks()
     train, test = task.load()
     plan = resolve(dataclasses.replace(wanted, workers=rank.comm.size - servers), task, len(train))
     made: list[nn.Module] = []

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hocket
+from hocket.core.serving import Server
 from hocket.strategies.gossip import neighbours
 
 
@@ -79,6 +80,31 @@ def test_blobs_is_learnt_as_well_as_serially(workers: int) -> None:
     serial = hocket.fit("blobs", strategy="serial", **settings).test_accuracy
     many = hocket.fit("blobs", strategy="server:mode=async", workers=workers, **settings).test_accuracy
     assert many > serial - 0.005
+
+
+@pytest.mark.parametrize(("pushes", "fetches"), [(1, 1), (4, 4), (4, 2), (3, 5)])
+def test_the_rate_falls_by_the_epoch_however_seldom_downpour_pushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pushes: int, fetches: int
+) -> None:
+    """Each worker's rate is that of the epoch its batch is from, and the server steps at the rate it is sent."""
+    rates: list[float] = []
+    descend = Server.descend
+
+    def noted(self: Server, g: torch.Tensor) -> None:
+        rates.append(self.reach)
+        descend(self, g)
+
+    monkeypatch.setattr(Server, "descend", noted)
+    strategy = f"server:mode=async,push_every={pushes},fetch_every={fetches}"
+    hocket.fit(
+        "digits", strategy=strategy, workers=2, engine="sim", epochs=5, lr=0.1, lr_decay=0.5, momentum=0.0, trace=0,
+        progress=False,
+    )  # fmt: skip
+    expected = [0.1 * 0.5**epoch for epoch in range(5)]
+    counts = Counter(rates)
+    assert sorted(counts, reverse=True) == pytest.approx(expected), "all five, and down to 0.00625"
+    assert rates[-1] == pytest.approx(expected[-1])
+    assert max(counts.values()) - min(counts.values()) <= 4, "each for an epoch"
 
 
 def test_one_downpour_worker_that_reads_each_of_its_pushes_is_serial(tmp_path: Path) -> None:

@@ -18,9 +18,14 @@ SIZE, BATCH, ACCUMULATE, STEPS, CLIP = 2, 6, 2, 10, 0.5
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(4)
+    generator = torch.Generator().manual_seed(4)
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10), nn.Dropout(0.0)
-    return nn.Sequential(*layers, nn.Linear(10, 3))
+    model = nn.Sequential(*layers, nn.Linear(10, 3))
+    with torch.no_grad():  # ranks that are threads share PyTorch's own generator
+        for layer in model:
+            for parameter in layer.parameters() if not isinstance(layer, nn.BatchNorm2d) else ():
+                parameter.uniform_(-0.3, 0.3, generator=generator)
+    return model
 
 
 def samples(step: int, part: int, rank: int) -> tuple[Tensor, Tensor]:

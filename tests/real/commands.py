@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,13 @@ HOCKET = [sys.executable, "-m", "hocket"]
 TASKS = Path(__file__).parent / "saving.py"
 
 
-class Command:
-    """A command in a session of its own. Its processes are known by a mark in their environment."""
+class Marked:
+    """A command, and all processes that belong to it: they are known by a mark in their environment."""
 
-    def __init__(self, *argv: str | Path, **env: str) -> None:
+    def __init__(self, argv: Sequence[str | Path], env: Mapping[str, str], **pipes: Any) -> None:
         self.mark = f"HOCKET_TEST_COMMAND={time.monotonic_ns()}"
-        self.process = subprocess.Popen(
-            [str(word) for word in argv],
-            env=os.environ | env | dict([self.mark.split("=")]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        marked = os.environ | env | dict([self.mark.split("=")])
+        self.process = subprocess.Popen([str(word) for word in argv], env=marked, **pipes)
 
     def pids(self) -> set[int]:
         found = set()
@@ -46,17 +39,23 @@ class Command:
                     continue
         return found
 
+    def maps(self) -> str:
+        """What its processes have mapped."""
+        return "".join(read_if_there(f"/proc/{pid}/maps") for pid in self.pids())
+
     def segments(self) -> set[Path]:
-        """The files in /dev/shm that its processes have mapped."""
-        found = set()
-        for pid in self.pids():
-            try:
-                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            except OSError:
-                continue
-            names = (line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line)
-            found |= {Path(name) for name in names if not name.endswith("(deleted)")}
-        return found
+        """The files in /dev/shm among that."""
+        lines = [line for line in self.maps().splitlines() if not line.endswith("(deleted)")]
+        return {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/" in line}
+
+
+class Command(Marked):
+    """A command in a session of its own."""
+
+    def __init__(self, *argv: str | Path, **env: str) -> None:
+        nothing = subprocess.DEVNULL
+        pipes = dict(stdin=nothing, stdout=nothing, stderr=subprocess.PIPE)
+        super().__init__(argv, env, text=True, start_new_session=True, **pipes)
 
     def until(self, holds: Callable[[], object], limit_s: float = 90) -> bool:
         """Wait for something; False if the command has ended before."""
@@ -105,11 +104,16 @@ def _send(pids: set[int], number: int) -> None:
             pass
 
 
-def _environment(pid: int) -> dict[str, str]:
+def read_if_there(path: str) -> str:
+    """A file of a process that may be gone."""
     try:
-        entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        return Path(path).read_text()
     except OSError:
-        return {}
+        return ""
+
+
+def _environment(pid: int) -> dict[str, str]:
+    entries = read_if_there(f"/proc/{pid}/environ").split("\0")
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 

@@ -172,7 +172,7 @@ def sends_much(rank: Rank, argument: dict[str, Any]) -> list[float]:
 
 
 def _kept(comm: Any) -> int:
-    sending = comm._sending
+    sending = comm.native._sending
     return sum(len(queue) for queue in sending.values()) if isinstance(sending, dict) else len(sending)
 
 
@@ -221,3 +221,32 @@ def stays(rank: Rank, argument: dict[str, Any]) -> None:
     sys.stdout.write("here\n")  # in one piece: a launcher mixes what ranks write
     sys.stdout.flush()
     time.sleep(100)
+
+
+def dies_in_a_collective(rank: Rank, argument: dict[str, Any]) -> None:
+    """Rank 1 is killed from outside its own code, wherever that finds it: mostly among collectives."""
+    x = torch.ones(argument["length"])
+    rank.comm.all_reduce(x)
+    if rank.comm.rank == 1:
+        threading.Timer(argument["after_s"], os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        rank.status.step += 1
+        rank.comm.all_reduce(x, "max")
+        rank.comm.broadcast(x)
+
+
+def says_where_it_may_run(rank: Rank, argument: dict[str, Any]) -> list[int]:
+    """The cores that this rank is tied to."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def meets_before_its_message_has_left(rank: Rank, argument: dict[str, Any]) -> float:
+    """Rank 0 sends more than any buffer takes and goes to the meeting; rank 1 comes there only when it has all."""
+    total = 0.0
+    for _ in range(5):
+        if rank.comm.rank == 0:
+            rank.comm.isend(1, Message("long", (), (torch.ones(argument["length"]),)))
+        elif rank.comm.rank == 1:
+            total += float(rank.comm.recv(0)[1].tensors[0].sum())
+        rank.comm.barrier()
+    return total

@@ -24,8 +24,12 @@ INPUTS, TARGETS = samples(48)
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    with torch.no_grad():  # ranks that are threads share PyTorch's own generator
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return model
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any = INPUTS, targets: Any = TARGETS) -> None:
@@ -40,8 +44,9 @@ def train(text: str) -> dict[str, Any]:
     with hocket.join(text, seed=3) as team:
         model = net()
         model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = team.shard(TensorDataset(INPUTS, TARGETS, torch.arange(48)), batch_size=4)
         for _ in range(3):
-            for inputs, targets, numbers in team.shard(TensorDataset(INPUTS, TARGETS, torch.arange(48)), batch_size=4):
+            for inputs, targets, numbers in loader:
                 step(model, optimizer, inputs, targets)
                 seen += numbers.tolist()
             loss = team.evaluate(lambda m: float(F.cross_entropy(m(INPUTS), TARGETS)))

@@ -90,14 +90,14 @@ def survive(folder: Path, text: str, moments: list[str], seed: int) -> None:
         commands.finish(run)
         assert commands.model(out) == undisturbed(text)
         assert commands.result(out)["verdict"] == "finished"
-        left = {path.name for path in out.iterdir()}
-        assert left == {"spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json", "checkpoints"}
+        assert {path.name for path in out.iterdir()} == {*FILES, "checkpoints"}
         assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".safetensors"] * 2
         assert commands.points(out) == EPOCHS
     print(f"{text}: killed {inside} times inside a write")
     assert inside
 
 
+FILES = {"spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "best.safetensors", "result.json"}
 MOMENTS = ["writing", "anywhere", "training"]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Marked, read_if_there
 from test_failures import children
 
 from hocket.engines.catalogue import Listener, Program, engine
@@ -22,35 +23,12 @@ STARTER = Path(__file__).parent / "starter.py"
 LAUNCHER = Path(sys.executable).parent / "mpiexec"
 
 
-class Command:
-    """A command in a process of its own, and all that belongs to it."""
+class Waiting(Marked):
+    """A run that only waits."""
 
     def __init__(self, name: str, **env: str) -> None:
-        self.mark = f"HOCKET_TEST_COMMAND={time.monotonic_ns()}"
-        marked = os.environ | env | dict([self.mark.split("=")])
-        self.process = subprocess.Popen(
-            [sys.executable, STARTER, name, "2"], env=marked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-
-    def pids(self) -> set[int]:
-        found = set()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-                    if not dead and self.mark.encode() in (entry / "environ").read_bytes():
-                        found.add(int(entry.name))
-                except OSError:
-                    continue
-        return found
-
-    def maps(self) -> str:
-        return "".join(text for pid in self.pids() if (text := _read(f"/proc/{pid}/maps")))
-
-    def segments(self) -> set[str]:
-        """The files in /dev/shm that its processes have mapped."""
-        lines = [line for line in self.maps().splitlines() if not line.endswith("(deleted)")]
-        return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        super().__init__([sys.executable, STARTER, name, "2"], env, **pipes)
 
     def until(self, holds: Callable[[], object]) -> None:
         limit = time.monotonic() + 60
@@ -72,19 +50,12 @@ class Command:
             time.sleep(0.01)
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 @pytest.fixture
-def command() -> Iterator[Callable[..., Command]]:
-    started: list[Command] = []
+def command() -> Iterator[Callable[..., Waiting]]:
+    started: list[Waiting] = []
 
-    def start(name: str, **env: str) -> Command:
-        started.append(Command(name, **env))
+    def start(name: str, **env: str) -> Waiting:
+        started.append(Waiting(name, **env))
         return started[-1]
 
     yield start
@@ -103,7 +74,7 @@ def test_a_command_that_is_killed_takes_everything_with_it(command: Any, name: s
     assert len(guarded) == 4  # the command, the guard and two ranks
     assert bool(segments) == (name == "mpi")
     run.ends_after(number)
-    assert not [path for path in segments if Path(path).exists()]
+    assert not [path for path in segments if path.exists()]
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
@@ -114,7 +85,7 @@ def test_a_command_that_is_killed_while_mpi_starts_takes_everything_with_it(comm
     time.sleep(delay)
     segments = run.segments()
     run.ends_after(signal.SIGKILL)
-    assert not [path for path in segments if Path(path).exists()]
+    assert not [path for path in segments if path.exists()]
 
 
 def test_a_launcher_of_the_users_own_goes_too(command: Any) -> None:
@@ -124,7 +95,7 @@ def test_a_launcher_of_the_users_own_goes_too(command: Any) -> None:
     segments, hardware = run.segments(), set(Path("/tmp").glob("hydra_hwloc_xmlfile_*")) - before
     assert len(run.pids()) == 6  # mpiexec and its proxy besides
     run.ends_after(signal.SIGKILL)
-    assert not [path for path in segments if Path(path).exists()]
+    assert not [path for path in segments if path.exists()]
     assert [path for path in hardware if not path.exists()]  # others may belong to runs beside this one
 
 
@@ -135,10 +106,10 @@ def test_two_runs_at_once_do_not_disturb_each_other(command: Any) -> None:
     mine, kept = first.segments(), second.segments()
     assert mine and kept and not mine & kept
     first.ends_after(signal.SIGKILL)
-    assert not [path for path in mine if Path(path).exists()]
+    assert not [path for path in mine if path.exists()]
     assert len(second.pids()) == 4 and second.segments() == kept
     second.ends_after(signal.SIGTERM)
-    assert not [path for path in kept if Path(path).exists()]
+    assert not [path for path in kept if path.exists()]
 
 
 def test_ranks_end_with_their_guard_and_the_next_one_sweeps(command: Any) -> None:
@@ -147,13 +118,13 @@ def test_ranks_end_with_their_guard_and_the_next_one_sweeps(command: Any) -> Non
     beside.until_it_runs()
     segments, kept = run.segments(), beside.segments()
     time.sleep(0.3)  # for the guard to have looked
-    (guard,) = [pid for pid in run.pids() if "hocket.engines.guard" in _read(f"/proc/{pid}/cmdline")]
+    (guard,) = [pid for pid in run.pids() if "hocket.engines.guard" in read_if_there(f"/proc/{pid}/cmdline")]
     os.kill(guard, signal.SIGKILL)
     assert run.process.wait(10) != 0
     assert not run.pids()
     assert engine.make("mpi").run(Program("misbehave:counts", {"engine": "mpi"}), 1, Listener())
-    assert not [path for path in segments if Path(path).exists()]
-    assert [path for path in kept if Path(path).exists()] == list(kept)
+    assert not [path for path in segments if path.exists()]
+    assert [path for path in kept if path.exists()] == list(kept)
     beside.ends_after(signal.SIGTERM)
 
 

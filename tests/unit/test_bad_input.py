@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from refusals import enter, refusal
 
 from hocket.app import cli
-from hocket.core.errors import UserError
-from hocket.measure.folder import RunFolder
-from hocket.run.place import new_folder
 from hocket.tasks import mnist
 
 FILES = {
@@ -83,7 +78,7 @@ CASES = [
     ([*DIGITS, "--strategy", "local-sgd:post_local=-1"], "post_local must be 0 or more"),
     ([*DIGITS, "--strategy", "diloco:every=0"], "every must be 1 or more"),
     ([*DIGITS, "--strategy", "diloco:momentum=1"], "momentum must be at least 0 and less than 1"),
-    ([*DIGITS, "--strategy", "allreduce:algorithm=rung"], "must be one of native, ring, halving, tree"),
+    ([*DIGITS, "--strategy", "allreduce:algorithm=rung"], "must be one of auto, native, ring, halving, tree"),
     ([*DIGITS, "--strategy", "gossip", "--workers", "1"], "gossip needs 2 or more workers"),
     ([*DIGITS, "--strategy", "gossip:graph=torus", "--workers", "5"], "5 workers form no torus"),
     ([*DIGITS, "--warmup", "-1"], "warmup must be 0 or more epochs"),
@@ -244,32 +239,10 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    enter(tmp_path, monkeypatch)
     for name, content in FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    # What is wrongly accepted runs here, in threads, and starts no processes.
-    monkeypatch.setattr("hocket.engines.mpi.available", lambda: "not in this test")
-
-
-def everything() -> set[Path]:
-    return set(Path().rglob("*"))
-
-
-def refusal(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command answers."""
-    before = everything()
-    status = cli.run(args)
-    printed = capsys.readouterr()
-    assert status == 2, printed.err
-    assert printed.out == ""
-    assert printed.err.startswith("hocket: ") and printed.err.endswith("\n")
-    assert printed.err.count("\n") == 1, printed.err
-    assert "Traceback" not in printed.err
-    assert everything() == before
-    return printed.err
 
 
 @pytest.mark.parametrize(("args", "fragment"), CASES, ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else "")
@@ -305,135 +278,3 @@ def test_the_batch_it_suggests_is_accepted(capsys: pytest.CaptureFixture[str]) -
 
 def test_more_workers_than_samples_need_fewer_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--batch" not in refusal([*DIGITS, "--workers", "2000"], capsys)
-
-
-CALLABLES = """
-import torch, hocket
-data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)
-def broken(*_):
-    return {}["missing"]
-def task(**parts):
-    return hocket.Task(**{"model": lambda: torch.nn.Linear(2, 2), "data": (data, data), "batch": 4} | parts)
-class Broken(torch.nn.Linear):
-    forward = broken
-model, samples, loss, metric = task(model=broken), task(data=broken), task(loss=broken), task(metric=broken)
-forward = task(model=lambda: Broken(2, 2))
-"""
-GIVES = """
-no_tensor = task(loss=lambda output, target: 5.0)
-no_scalar = task(loss=lambda output, target: output)
-no_gradient = task(loss=lambda output, target: output.detach().sum())
-no_number = task(metric=lambda output, target: "good")
-shape = task(model=lambda: torch.nn.Linear(3, 2))
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "whose"),
-    [("model", "model"), ("samples", "data"), ("loss", "loss"), ("metric", "metric"), ("forward", "model")],
-)
-def test_a_users_function_that_raises_shows_the_users_line_first(
-    name: str, whose: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("calls.py").write_text(CALLABLES)
-    before = everything()
-    assert cli.run(["train", f"calls.py:{name}"]) == 2
-    printed = capsys.readouterr()
-    *frames, ours = printed.err.splitlines()
-    assert ours == f"hocket: Task.{whose} raised KeyError: 'missing'"
-    assert 'calls.py", line 5, in broken' in frames[0] and "missing" in frames[1]
-    assert "hocket" not in "".join(frames).replace(str(Path("calls.py").resolve()), "")
-    assert printed.out == "" and everything() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "fragment"),
-    [
-        ("no_tensor", "Task.loss must return one number as a tensor with a gradient; it gave a float"),
-        ("no_scalar", "it gave a tensor of shape [4, 2]"),
-        ("no_gradient", "it gave a tensor of shape [] without one"),
-        ("no_number", "Task.metric must return one number; it gave a str"),
-        ("shape", "Task.model raised RuntimeError: mat1 and mat2"),
-    ],
-)
-def test_a_users_function_that_gives_the_wrong_thing(
-    name: str, fragment: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("gives.py").write_text(CALLABLES + GIVES)
-    assert fragment in refusal(["train", f"gives.py:{name}"], capsys)
-
-
-LATE = """
-import threading, torch, hocket
-data = torch.zeros(64, 2), torch.zeros(64, dtype=torch.long)
-calls = []
-def loss(output, target):
-    if threading.current_thread() is not threading.main_thread() and torch.is_grad_enabled():
-        calls.append(1)
-        if len(calls) > {after}:
-            raise RuntimeError("planted")
-    return torch.nn.functional.cross_entropy(output, target)
-task = hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=(data, data), loss=loss, batch=4, epochs=100)
-"""
-
-
-@pytest.mark.parametrize(("after", "status"), [(0, 2), (800, 1)])
-def test_a_mistake_that_only_a_rank_meets(after: int, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(f"late{after}.py").write_text(LATE.format(after=after))
-    assert cli.run(["train", f"late{after}.py:task", "--json", "-n", "1", "--out", "run"]) == status
-    printed = capsys.readouterr()
-    *frames, ours = printed.err.splitlines()
-    assert ours.startswith("hocket: rank 0 failed in ") and ours.endswith("RuntimeError: planted")
-    assert f'late{after}.py", line 9, in loss' in frames[0] and "src/hocket" not in "".join(frames)
-    record = json.loads(printed.out)
-    assert record["verdict"] == "crashed" and "planted" in record["error"]
-    assert record == json.loads(Path("run/result.json").read_text())
-
-
-OLD = ["train", "digits", "--engine", "threads", "--steps", "2", "--out", "old", "--json"]
-
-
-@pytest.mark.parametrize(
-    ("args", "status"),
-    [
-        (["--mpiexec", "/nope", "--engine", "mpi"], 2),
-        (["--mpiexec", "./fails", "--engine", "mpi"], 2),
-        (["--batch", "5000"], 2),
-    ],
-)
-def test_force_destroys_nothing_before_the_new_run_has_begun(
-    args: list[str], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("fails").write_text("#!/bin/sh\nexit 1\n")
-    Path("fails").chmod(0o755)
-    assert cli.run(OLD) == 0
-    before = {path: path.read_bytes() for path in Path("old").iterdir()}
-    assert cli.run([*OLD, "--force", *args]) == status
-    assert {path: path.read_bytes() for path in Path("old").iterdir()} == before
-
-
-def test_two_runs_do_not_share_a_folder() -> None:
-    first = RunFolder(Path("run"), "")
-    with pytest.raises(UserError, match="a run is going on in run"):
-        RunFolder(Path("run"), "", force=True)
-    first.finish({})
-    RunFolder(Path("run"), "", force=True).finish({})
-
-
-def test_many_runs_at_once_get_folders_of_their_own() -> None:
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: new_folder("many"), range(24)))
-    assert len(set(made)) == 24 and all(path.is_dir() for path in made)
-
-
-def test_a_long_name_gets_a_folder_too() -> None:
-    Path("n" * 240 + ".py").write_text(CALLABLES + "fine = task()\n")
-    assert cli.run(["train", "n" * 240 + ".py:fine", "--epochs", "1", "--json"]) == 0
-    assert len(list(Path("runs").iterdir())) == 1
-
-
-def test_json_is_alone_on_standard_output_whatever_the_task_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("prints.py").write_text(CALLABLES + "fine = task()\nprint('hello')\n")
-    assert cli.run(["train", "prints.py:fine", "--epochs", "1", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["verdict"] == "finished" and "hello" in printed.err

@@ -17,7 +17,7 @@ def statuses(count: int) -> list[Status]:
 
 def show(shown: display.Display, workers: int) -> None:
     shown.begin("digits: allreduce", 40)
-    shown.metric("accuracy", 0.25, float("nan"))
+    shown.metric("test accuracy", 0.25, float("nan"))
     shown.update(statuses(workers))
     shown.note("a rank said")
     shown.end({})
@@ -46,7 +46,7 @@ def test_a_terminal_has_a_line_a_worker_up_to_eight(workers: int, lines: int) ->
     terminal = display.Terminal()
     terminal._console = Console(file=io.StringIO(), force_terminal=True, width=100, height=40)
     terminal.begin("digits: allreduce", 40)
-    terminal.metric("accuracy", 0.25, 1.5)
+    terminal.metric("test accuracy", 0.25, 1.5)
     terminal.update(statuses(workers))
     page = Console(file=io.StringIO(), width=100, record=True)
     page.print(terminal._live.renderable)

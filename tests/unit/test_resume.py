@@ -25,7 +25,7 @@ def report(plan: Plan, curve: list[dict[str, Any]], verdict: str = "finished") -
     return zero | dict(
         messages=0, steps=plan.steps, steps_done=plan.steps, epochs=1.0, staleness={}, stride=45,
         dropped_events=0, parameters=1, verdict=verdict, diverged_at_step=None, curve=curve, consensus_distance=None,
-        losses=[], stretches={}, initial_loss=1.0,
+        losses=[], stretches={}, initial_loss=1.0, tested={},
     )  # fmt: skip
 
 

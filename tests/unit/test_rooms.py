@@ -14,7 +14,7 @@ from hocket.strategies import strategy
 
 SRC = Path(hocket.__file__).parent
 LEVELS = (
-    ("app",), ("lab",), ("run",), ("drivers",), ("strategies",), ("layouts", "compress", "optim", "tasks"),
+    ("app",), ("report",), ("lab",), ("run",), ("drivers",), ("strategies",), ("layouts", "compress", "optim", "tasks"),
     ("engines",), ("measure",), ("kernels",), ("core",),
 )  # fmt: skip
 """From the top down."""

@@ -11,7 +11,7 @@ from hocket.core.clock import RealClock
 from hocket.core.message import Message
 from hocket.core.serving import Frame, Server, hyperparameters
 from hocket.strategies import strategy
-from hocket.strategies.server import Pace, ParameterServer
+from hocket.strategies.pace import Pace
 
 
 class Script:
@@ -64,7 +64,7 @@ def test_a_dynamic_slack_does_not_foresee_from_the_start_up() -> None:
     frame = Frame(show=lambda worker: None, save=lambda: None, load=lambda packed: None)
     comm: Any = Script([])
     server = Server(comm, RealClock(), 2, x, x, optimizer, lambda: None, lambda *_, **__: None, frame)
-    pace = Pace(ParameterServer(mode="dssp", low=0, high=4), server)
+    pace = Pace(server, low=0, high=4)
     for worker, now_s in ((1, 100.0), (0, 100.1), (0, 101.1)):
         pace.pushed(worker, now_s)
     assert pace.interval_s == [pytest.approx(1.0), 0.0]

@@ -15,8 +15,9 @@ from canary import in_threads, values
 
 from hocket.core.errors import UserError
 from hocket.core.sharing import MAX_WORKERS, Backoff, Method, Sharing
+from hocket.kernels.memory.block import Block
 from hocket.kernels.memory.updates import close_write, next_batch, open_read, open_write, release, stopped
-from hocket.kernels.memory.vector import Block, LockBroken, MappedVector
+from hocket.kernels.memory.vector import LockBroken, MappedVector
 from hocket.kernels.memory.words import APPLIED, CANARY, DROPPED, NO_ROW, RETRY
 
 METHODS = get_args(Method)

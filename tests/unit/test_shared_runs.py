@@ -105,8 +105,8 @@ class TestLearning:
         assert sum(worker["samples"] for worker in result.per_worker) == 3 * SAMPLES
 
     def test_simulated(self, method: str) -> None:
-        result = fit("digits", strategy=method, engine="sim", workers=3, epochs=2 * EPOCHS)
-        check(result, method, 2 * EPOCHS * BATCHES)  # 15 steps of 3 workers an epoch
+        result = fit("digits", strategy=method, engine="sim", workers=3)
+        check(result, method, EPOCHS * BATCHES)  # 15 steps of 3 workers an epoch
         assert result.verdict == "finished" and result.test_accuracy > 0.9
         assert result.staleness["max"] > 0
         assert result.time_to_loss["75"] is not None and result.time_to_loss["50"] is not None
@@ -230,8 +230,9 @@ def every_method(rank: Rank, argument: dict[str, Any]) -> list[dict[str, Any]]:
 def test_processes_learn_with_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(here))
+    epochs = 2 * EPOCHS
     before = set(Path("/dev/shm").glob("hocket-*"))
-    plan = resolve(RunSpec("digits", strategy="mutex", workers=2, epochs=EPOCHS), digits(), SAMPLES)
+    plan = resolve(RunSpec("digits", strategy="mutex", workers=2, epochs=epochs), digits(), SAMPLES)
     program = Program("test_shared_runs:every_method", plan.to_json())
     ranks = engine.make(f"{name}:deadline=60").run(program, 2, Listener())
     for i, method in enumerate(METHODS):
@@ -239,12 +240,12 @@ def test_processes_learn_with_every_method(name: str, monkeypatch: pytest.Monkey
         assert first["verdict"] == second["verdict"] == "finished"
         shared = first["shared"]
         assert "shared" not in second, "rank 0 speaks for all"
-        assert shared["updates"] + shared["dropped"] == first["steps"] + second["steps"] == EPOCHS * (BATCHES + 1)
+        assert shared["updates"] + shared["dropped"] == first["steps"] + second["steps"] == epochs * (BATCHES + 1)
         assert sum(first["staleness"].values()) == shared["updates"]
         assert shared["peak_vectors"] <= Sharing(method, 1, 2).vectors
-        assert first["curve"][-1]["test_accuracy"] > 0.85  # after 6 epochs with momentum 0.9 one in ten is below 0.92
+        assert first["curve"][-1]["test_accuracy"] > 0.92  # in the simulator 0.96 to 0.98
         points = sorted(point["epoch"] for report in (first, second) for point in report["curve"])
-        assert points == [float(epoch + 1) for epoch in range(EPOCHS)], "whoever begins an epoch looks"
+        assert points == [float(epoch + 1) for epoch in range(epochs)], "whoever begins an epoch looks"
     assert set(Path("/dev/shm").glob("hocket-*")) == before
 
 

@@ -41,6 +41,8 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 FIELDS = dict(
     task=words,
     strategy=words,
+    layout=st.just("") | words,
+    compress=words,
     engine=st.none() | words,
     driver=st.sampled_from(["auto", "compiled", "pytorch"]),
     workers=st.none() | st.integers(),
@@ -53,7 +55,13 @@ FIELDS = dict(
     warmup=numbers,
     scale_lr=st.booleans(),
     lr_decay=st.none() | numbers,
+    schedule=st.none() | words,
+    clip=numbers,
+    accumulate=st.integers(),
+    autocast=st.sampled_from(["none", "bf16"]),
+    loaders=st.integers(),
     seed=st.integers(),
+    validation=st.none() | numbers,
     target=st.none() | numbers,
     evaluate_every=st.none() | numbers,
     own_metrics=st.booleans(),
@@ -65,6 +73,7 @@ FIELDS = dict(
     checkpoint_every=st.just("") | words,
     hosts=st.just("") | words,
     mpiexec=st.just("") | words,
+    bind=st.sampled_from(["auto", "none", "core"]),
     sim=st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Sim)]), words),
 )
 
@@ -204,7 +213,8 @@ class TestCommand:
         args = ["digits", "--engine", "threads", "--steps", "3", "--out", "run"]
         self.run(*args)
         ours = {p.name: p.read_bytes() for p in Path("run").iterdir()}
-        assert set(ours) == {"spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json"}
+        models = {"model.safetensors", "best.safetensors"}
+        assert set(ours) == {"spec.toml", "events.jsonl", "curve.csv", "result.json"} | models
         Path("run/notes.txt").write_text("mine")
         self.run(*args, "--seed", "1", "--force")
         again = {p.name: p.read_bytes() for p in Path("run").iterdir()}

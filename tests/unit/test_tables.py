@@ -131,9 +131,20 @@ class TestTheSame:
     def test_a_warning_where_one_rate_moves_the_model_by_different_amounts(self) -> None:
         mean = row("allreduce", 4, runs([1.0]))
         found = comparison(SLOW, mean)
-        assert "serial 1, allreduce 0.25. Give each its own best rate with --tune lr." in found.warning()
+        assert "serial 1, allreduce 0.25. Give each its own best rate with --tune lr." in found.warnings()[0]
         mean.spec = dataclasses.replace(mean.spec, scale_lr=True)
-        assert not found.warning(), "the linear rule makes up for it"
+        assert not found.warnings(), "the linear rule makes up for it"
+
+    def test_a_warning_where_checkpoints_make_workers_meet(self) -> None:
+        rows = SLOW, row("server:mode=async", 4, runs([1.0])), row("mutex", 4, runs([1.0]))
+        found = comparison(*rows)
+        found.spec = dataclasses.replace(found.spec, checkpoint_every="2")
+        assert found.warnings() == [
+            "For every checkpoint all workers meet, which costs time where they else do not: server:mode=async, mutex. "
+            "Leave it out."
+        ]
+        found.rows = [SLOW]
+        assert not found.warnings()
 
 
 def dense() -> nn.Module:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,6 +249,16 @@ class TestFiles:
         assert f"{url}one.gz" in capsys.readouterr().err
         assert files.find(FILES, "toy", [NOWHERE], None) == found
         assert capsys.readouterr().err == ""
+
+    def test_a_file_may_come_in_an_archive(self, cache: Path, mirror: tuple[Path, str]) -> None:
+        content = CONTENT["one.gz"]
+        with zipfile.ZipFile(mirror[0] / "one.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("one", content)
+        wanted = DataFile("one", len(content), hashlib.md5(content, usedforsecurity=False).hexdigest(), "one.zip")
+        assert files.find([wanted], "toy", [mirror[1]], None)[0].read_bytes() == content
+        (mirror[0] / "two.zip").write_bytes(b"no archive")
+        with pytest.raises(UserError, match="not a zip file"):
+            files.find([DataFile("two", 3, "", "two.zip")], "toy", [mirror[1]], None)
 
     def test_a_bad_mirror_is_passed_over(self, cache: Path, mirror: tuple[Path, str], tmp_path: Path) -> None:
         bad = put(tmp_path / "bad")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import on_sim, on_threads
+from tiny import net, on_sim, on_threads
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
@@ -22,11 +22,6 @@ _g = torch.Generator().manual_seed(1)
 INPUTS = torch.randn(50, 4, generator=_g)
 TARGETS = INPUTS @ torch.randn(4, 3, generator=_g)
 DATA = TensorDataset(INPUTS, TARGETS, torch.arange(50))
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 def sgd(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:

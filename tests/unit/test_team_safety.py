@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import on_sim, on_threads
+from tiny import net, on_sim, on_threads
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -22,11 +22,6 @@ _g = torch.Generator().manual_seed(1)
 INPUTS = torch.randn(24, 4, generator=_g)
 TARGETS = INPUTS @ torch.randn(4, 3, generator=_g)
 DATA = TensorDataset(INPUTS, TARGETS)
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
@@ -314,7 +309,7 @@ class TestTheModelStaysTheUsers:
 
         def made() -> nn.Conv2d:
             torch.manual_seed(0)
-            return nn.Conv2d(4, 6, 3)
+            return nn.Conv2d(4, 6, 3)  # one rank alone
 
         def train(model: nn.Conv2d, optimizer: torch.optim.Optimizer) -> Tensor:
             for _ in range(3):

@@ -58,7 +58,7 @@ class TestWhatIsTried:
 
     def test_options_of_the_strategy(self) -> None:
         assert values("every") == [1, 2, 4, 8, 16]
-        assert values("algorithm", strategy="allreduce") == ["native", "ring", "halving", "tree"]
+        assert values("algorithm", strategy="allreduce") == ["auto", "native", "ring", "halving", "tree"]
         assert values("mode", strategy="server")[:2] == ["sync", "async"]
 
     def test_only_batches_that_a_shard_holds(self) -> None:
@@ -112,9 +112,14 @@ class TestHalving:
         assert tuned.best == tuned.ranking[0].values and tuned.ranking[0].rung == 3
 
     def test_a_best_rate_at_the_end_of_the_grid_is_pointed_out(self, tuned: Tuning) -> None:
-        assert not tuned.beyond()
+        assert not tuned.doubts()
         short = dataclasses.replace(tuned, grid=[v for v in tuned.grid if v["lr"] <= tuned.best["lr"]])
-        assert short.beyond() == " (no higher lr was tried)"
+        assert short.doubts() == " (no higher lr was tried)"
+
+    def test_a_budget_that_ends_before_full_length_is_pointed_out(self, tuned: Tuning) -> None:
+        poor = dataclasses.replace(tuned, budget=1.0)
+        assert poor.doubts() == " (no trial had more than 17% of the full length; --budget 6 would do)"
+        assert not dataclasses.replace(tuned, budget=6.0).doubts()
 
     def test_it_costs_what_it_may(self, tuned: Tuning) -> None:
         whole = 8 * 48

@@ -55,6 +55,16 @@ def three_classes() -> tuple[Tensor, Tensor]:
     return x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
 
 
+def net() -> nn.Sequential:
+    """The same on every rank, also where ranks are threads that share PyTorch's generator."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return model
+
+
 class Odd(nn.Module):
     """A model that no compiled workers are known for."""
 

@@ -8,13 +8,16 @@ from typing import Any
 
 from hocket.app.display import choose
 from hocket.app.options import takes_keywords
+from hocket.core.comm import Comm
 from hocket.core.errors import CommError, DeadlineExceeded, RankFailed, UserError
+from hocket.core.message import Message
 from hocket.drivers.joining import join
 from hocket.drivers.team import Team
 from hocket.lab.compare import plan as plan_comparison
 from hocket.lab.tune import BUDGET
 from hocket.lab.tune import plan as plan_tuning
 from hocket.measure.result import Result
+from hocket.report.frame import load_runs, plot
 from hocket.run import loading
 from hocket.run.loading import StopLoading
 from hocket.run.resume import resume as resume_run
@@ -24,8 +27,8 @@ from hocket.tasks import Task
 from hocket.version import __version__
 
 __all__ = [
-    "CommError", "DeadlineExceeded", "RankFailed", "Result", "RunSpec", "Task", "Team", "UserError",
-    "__version__", "compare", "fit", "join", "resume", "tune",
+    "Comm", "CommError", "DeadlineExceeded", "Message", "RankFailed", "Result", "RunSpec", "Task", "Team",
+    "UserError", "__version__", "compare", "fit", "join", "load_runs", "plot", "resume", "tune",
 ]  # fmt: skip
 
 
@@ -70,7 +73,7 @@ def compare(
     counts = [workers] if isinstance(workers, int) else workers
     comparison = plan_comparison(spec, strategies, counts, seeds, tune, budget, own)
     display = choose(quiet=not progress)
-    if warning := comparison.warning():
+    for warning in comparison.warnings():
         display.note(warning)
     return comparison.run(Path(out) if out else None, force, display)
 
@@ -99,8 +102,15 @@ def _spec(task: str | Task, settings: dict[str, Any]) -> tuple[RunSpec, Task | N
     """The settings of a run, and the user's own object, if the task is one."""
     if loading.loading:
         raise StopLoading
-    name, own = (task, None) if isinstance(task, str) else ("", task)
+    name, own = (task, None) if isinstance(task, str) else ("", _task(task))
     return RunSpec.from_mapping({"task": name, **settings}), own
+
+
+def _task(task: Any) -> Task:
+    if not isinstance(task, Task):
+        what = "a class" if isinstance(task, type) else f"a {type(task).__name__}"
+        raise UserError(f"task must be a hocket.Task, or text such as 'digits' or 'path/to/file.py:task'; got {what}")
+    return task
 
 
 @takes_keywords
@@ -111,4 +121,4 @@ def resume(run: str | Path, *, task: Task | None = None, progress: bool = True, 
     """
     if loading.loading:
         raise StopLoading
-    return resume_run(Path(run), settings, choose(quiet=not progress), task)
+    return resume_run(Path(run), settings, choose(quiet=not progress), None if task is None else _task(task))

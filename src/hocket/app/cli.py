@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hocket.app import pictures, splitting, studying, vectors
 from hocket.app.options import collected, pairs, takes_settings
 from hocket.core.errors import RankFailed, UserError
 from hocket.run.signals import Interrupts
@@ -168,7 +170,7 @@ def train(
     with _display(as_json) as display:
         training = prepare(collected(words or [], settings, spec))
         if out is None and training.is_root:
-            names = (_short(training.plan.task), training.plan.strategy.partition(":")[0])
+            names = (_short(training.plan.task), training.plan.made_strategy.name)
             out, force = new_folder("-".join(names)), True
         result = training.run(out, force=force, display=display)
     if training.is_root and not as_json:
@@ -187,7 +189,7 @@ def _mind(error: str | None) -> None:
 
 def _short(task: str) -> str:
     """A task's name, fit for a file's."""
-    return (Path(task.rpartition(":")[0]).stem if ".py:" in task else task.partition(":")[0])[:80]
+    return (Path(task.partition(".py:")[0]).name if ".py:" in task else task.partition(":")[0])[:80]
 
 
 @app.command()
@@ -247,7 +249,7 @@ def compare(
         asked = collected(words or [], settings, spec)
         comparison = plan(asked, strategy, counts, seeds, tune or [], BUDGET if budget is None else budget)
         display = choose(quiet=as_json)
-        if warning := comparison.warning():
+        for warning in comparison.warnings():
             _say(warning)
         if out is None:
             out, force = new_folder(f"compare-{_short(asked.task)}"), True
@@ -257,6 +259,7 @@ def compare(
         return
     _show(tables.compared(comparison))
     print(tables.rule(comparison), tables.verdict(comparison), f"record: {out}", sep="\n")
+    print(f"see it: hocket report {shlex.quote(str(out))}")
 
 
 @app.command()
@@ -296,7 +299,7 @@ def tune(
     if not tuning.best:
         _say(DIVERGED)
         raise typer.Exit(1)
-    print(f"Best: {described(tuning.best)}{tuning.beyond()}, after {tables.cost(tuning)} of tuning. Train with it:")
+    print(f"Best: {described(tuning.best)}{tuning.doubts()}, after {tables.cost(tuning)} of tuning. Train with it:")
     print(as_command(applied(asked, tuning.best)), f"record: {out}", sep="\n")
 
 
@@ -320,15 +323,24 @@ def demo(
     show(choose(quiet=False), engine, svg)
 
 
+@app.command()
+def clean() -> None:
+    """Remove decoded data sets from the cache; they are decoded again when they are needed."""
+    from hocket.tasks.decoded import place, remove
+
+    _say(f"removed {remove() / 1e6:.0f} MB from {place()}")
+
+
 @app.command(name="list")
 def list_() -> None:
-    """Show the tasks, strategies, engines, optimizers and compressors, with their options."""
+    """Show the tasks, strategies, engines, compressors, optimizers and schedules, with their options."""
     from rich.console import Console
     from rich.table import Table
 
     from hocket import optim
     from hocket.compress import compressor
     from hocket.engines.catalogue import engine
+    from hocket.optim.schedules import SCHEDULES
     from hocket.strategies import strategy
     from hocket.tasks import task
 
@@ -343,6 +355,14 @@ def list_() -> None:
         console.print()
     console.print("[bold]optimizers[/bold]")
     console.print(", ".join(sorted(optim.OPTIMIZERS)))
+    console.print("\n[bold]schedules[/bold]")
+    console.print(", ".join(sorted(SCHEDULES)))
+
+
+app.command()(pictures.report)
+app.command()(pictures.watch)
+app.command()(splitting.layout)
+app.command()(studying.study)
 
 
 @app.command(
@@ -369,6 +389,8 @@ def launch(
 
     run_script(script, context.args, collected([""], settings, None), module=module, out=out, force=force)
 
+
+vectors.add_to(app)
 
 if __name__ == "__main__":
     main()

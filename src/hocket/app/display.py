@@ -24,29 +24,34 @@ PLAIN_S = 5.0
 
 
 class Rates:
-    """Samples a second since the last look, of each worker and of all."""
+    """Samples a second since the last look, of each worker and of all; of a text, `words` for each sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: float | None) -> None:
+        self._unit, self._each = ("samples", 1.0) if words is None else ("words", words)
         self._last: list[int] = []
         self._at = time.monotonic()
         self.each: list[float] = []
 
     def update(self, statuses: Sequence[Status]) -> float:
         now = time.monotonic()
-        if now - self._at >= 0.5 or not self.each:
+        moved = [s.samples for s in statuses] != self._last  # compiled workers tell it now and then
+        if (now - self._at >= 0.5 and moved) or now - self._at >= PLAIN_S or not self.each:
             before = self._last or [0] * len(statuses)
             span = max(now - self._at, 1e-9)
-            self.each = [(s.samples - b) / span for s, b in zip(statuses, before, strict=True)]
+            self.each = [self._each * (s.samples - b) / span for s, b in zip(statuses, before, strict=True)]
             self._last, self._at = [s.samples for s in statuses], now
         return sum(self.each)
+
+    def shown(self, rate: float) -> str:
+        return f"{rate:,.0f} {self._unit}/s"
 
 
 class Plain:
     """One line every few seconds on standard error."""
 
-    def begin(self, title: str, steps: int) -> None:
+    def begin(self, title: str, steps: int, words: float | None = None) -> None:
         self._steps, self._metric = steps, ""
-        self._rates = Rates()
+        self._rates = Rates(words)
         self._next = time.monotonic() + PLAIN_S
         self.note(title)
 
@@ -57,10 +62,10 @@ class Plain:
         self._next = time.monotonic() + PLAIN_S
         step = mean_step(statuses)
         done = f"{100 * step / self._steps:.0f} %" if self._steps else ""
-        self.note(f"step {step}/{self._steps} ({done}), {rate:,.0f} samples/s{self._metric}")
+        self.note(f"step {step}/{self._steps} ({done}), {self._rates.shown(rate)}{self._metric}")
 
     def metric(self, name: str, value: float | None, loss: float | None) -> None:
-        self._metric = f", loss {_number(loss)}, test {name} {_number(value)}"
+        self._metric = f", loss {_number(loss)}, {name} {_number(value)}"
 
     def note(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -76,9 +81,9 @@ class Terminal:
         self._console = Console(stderr=True)
         self._live: Live | None = None
 
-    def begin(self, title: str, steps: int) -> None:
+    def begin(self, title: str, steps: int, words: float | None = None) -> None:
         self.note(title)
-        self._rates = Rates()
+        self._rates = Rates(words)
         self._metric = ("metric", "–", "–")
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -98,13 +103,13 @@ class Terminal:
         self._progress.update(self._bar, completed=mean_step(statuses))
         name, value, loss = self._metric
         lines = Table.grid(padding=(0, 2))
-        lines.add_row("loss", loss, f"test {name}", value, f"{rate:,.0f} samples/s")
+        lines.add_row("loss", loss, name, value, self._rates.shown(rate))
         workers = Table.grid(padding=(0, 2))
         for r, status in enumerate(statuses[:MAX_LINES]):
             workers.add_row(
                 f"worker {r}",
                 f"step {status.step:,}",
-                f"{self._rates.each[r]:,.0f} samples/s",
+                self._rates.shown(self._rates.each[r]),
                 status.operation,
             )
         if len(statuses) > MAX_LINES:

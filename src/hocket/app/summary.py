@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
@@ -24,11 +26,14 @@ def summary(result: Result) -> None:
         ("verdict", result.verdict),
         ("time", time),
         ("engine", f"{result.engine}, {result.driver}"),
-        ("samples/s", number(result.samples_per_s, ",.0f")),
+        ("samples/s", number(result.samples_per_s, ",.0f"))
+        if result.words_per_s is None
+        else ("words/s", number(result.words_per_s, ",.0f")),
         ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),
-        (f"test {result.metric}", number(result.test_metric)),
+        *((f"test {name}", number(value)) for name, value in result.metrics.items()),
+        *_validation(result),
         ("bytes sent", f"{result.bytes_sent:,}"),
     ]
     rows += _asynchrony(result)
@@ -44,6 +49,22 @@ def summary(result: Result) -> None:
         parts = ", ".join(f"{worker[k]:.2f} s {_IN_WORDS.get(k, k)}" for k in TIMES if worker[k])
         batches = f"{worker['steps']:,} batches, " if result.shared else ""  # each takes as many as it can
         print(f" worker {r}: {batches}{parts}")
+    if result.out:
+        print(f"see it: hocket report {shlex.quote(result.out)}")
+
+
+def _validation(result: Result) -> list[tuple[str, str]]:
+    """What the run went by, where that was not the test samples; and its best, where that was not the end."""
+    rows = []
+    if result.looks_at == "validation":
+        found = {"loss": result.validation_loss} | result.validation_metrics
+        rows = [(f"validation {name}", "–" if value is None else f"{value:.4f}") for name, value in found.items()]
+    if result.best is not None and result.best["epoch"] != result.epochs:
+        value, epoch = result.best["metric"], result.best["epoch"]
+        rows.append(
+            ("best", f"{result.looks_at} {result.metric} {value:.4f} after {epoch:g} epoch{'s' * (epoch != 1)}")
+        )
+    return rows
 
 
 def _asynchrony(result: Result) -> list[tuple[str, str]]:

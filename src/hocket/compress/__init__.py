@@ -1,23 +1,17 @@
-"""How a gradient or a model shrinks on the wire."""
+"""How a gradient or a model shrinks on the wire. Importing this fills the registry."""
 
-from __future__ import annotations
+from hocket.compress import casts, dgc, powersgd, quantized, signs, sparsified
+from hocket.compress.scheme import Compressor, Identity, compressor, make
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from hocket.core.registry import Registry
-
-
-class Compressor:
-    """Makes a vector smaller for the wire."""
-
-    name: ClassVar[str]
-
-
-compressor: Registry[Compressor] = Registry("compressor", "compressors")
-
-
-@compressor("none")
-@dataclass(frozen=True)
-class Identity(Compressor):
-    """No compression: every value travels as it is."""
+__all__ = [
+    "Compressor",
+    "Identity",
+    "casts",
+    "compressor",
+    "dgc",
+    "make",
+    "powersgd",
+    "quantized",
+    "signs",
+    "sparsified",
+]

@@ -93,7 +93,19 @@ def _exchange(comm: Comm, kind: str, to: int, part: Tensor, source: int) -> Tens
     return received.tensors[0]
 
 
-Algorithm = Literal["native", "ring", "halving", "tree"]
-"""How a sum over all ranks is formed: by the engine's own means, or by one of those below."""
+def native(comm: Comm, x: Tensor) -> None:
+    """Sum in place, by the engine's library."""
+    comm.native.all_reduce(x)
 
-ALGORITHMS: dict[Algorithm, Callable[[Comm, Tensor], None]] = {"ring": ring, "halving": halving, "tree": tree}
+
+def auto(comm: Comm, x: Tensor) -> None:
+    """Sum in place, by the engine's best means: through memory among ranks of one host, by its library elsewhere."""
+    comm.all_reduce(x)
+
+
+Algorithm = Literal["auto", "native", "ring", "halving", "tree"]
+"""How a sum over all ranks is formed."""
+
+ALGORITHMS: dict[Algorithm, Callable[[Comm, Tensor], None]] = {
+    "auto": auto, "native": native, "ring": ring, "halving": halving, "tree": tree
+}  # fmt: skip

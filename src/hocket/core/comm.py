@@ -75,6 +75,10 @@ class Comm(Protocol):
 
     def split(self, color: int, key: int = 0) -> Comm: ...
 
+    @property
+    def native(self) -> Comm:
+        """The same ranks by the engine's library alone, where the engine has something better for ranks of one host."""
+
     def counter(self) -> Counter: ...
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,10 @@ class Forwarding:
 
     def split(self, color: int, key: int = 0) -> Comm:
         return self.around(self.inner.split(color, key))
+
+    @cached_property
+    def native(self) -> Comm:
+        return self.around(self.inner.native)
 
     def counter(self) -> Counter:
         return self.inner.counter()

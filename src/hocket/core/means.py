@@ -20,10 +20,17 @@ class Payload(NamedTuple):
     """May not: statistics, counters."""
     residual: str = ""
     """Names the place where a compressor keeps what the lossy part lost."""
+    is_model: bool = False
+    """The lossy part is a model, and not a change: what lies between it and `since` is what may be encoded."""
+    since: Tensor | None = None
+    """A model that all ranks have alike; None is the last mean that they took."""
 
 
 Sum = Callable[[Tensor], None]
 """Sums a tensor over the ranks, in place."""
+
+Mean = Callable[[Payload, Weight, Comm, Sum, Tensor], float]
+"""Takes a mean as `weighted_mean` does."""
 
 
 def weighted_mean(payload: Payload, weight: Weight, comm: Comm, all_reduce: Sum, count: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,11 +25,24 @@ _ALIGN = 16  # tensors start at multiples of this, so that they can be read in p
 class Lossy:
     """A vector that may lose precision on the way. `residual` names the place where the sender keeps what was lost.
 
-    Everything else in a message is exact: weights, counters, statistics.
+    Without a name nothing is kept. Everything else in a message is exact: weights, counters, statistics.
     """
 
     values: Tensor
+    """What the receiver will find: where somebody has encoded them, as they are after that."""
     residual: str
+    is_model: bool = False
+    """It is a state, much as it was in the last message to the same rank, and not a change that is to be added."""
+    packed: tuple[int, Tensor] | None = None
+    """How the vector is encoded, and as which bytes; None where nobody has done that."""
+
+
+Seal = Callable[[int, Lossy], Lossy]
+"""Encodes a vector for the rank that it is sent to."""
+
+
+def as_it_is(to: int, part: Lossy) -> Lossy:
+    return part
 
 
 @dataclass(frozen=True)

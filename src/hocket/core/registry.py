@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,8 @@ from typing import Any, Generic, Literal, TypeVar
 from hocket.core.errors import UserError, shown
 
 T = TypeVar("T")
+_ELSEWHERE = re.compile(r"(?P<name>(?:.+\.py|\w+(?:\.\w+)*):[A-Za-z_][\w-]*)(?::(?P<options>.*))?")
+"""What stands in a user's own file or module: `path/to/file.py:name:options`, `package.module:name`."""
 
 
 class Registry(Generic[T]):
@@ -21,12 +24,15 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, plural: str) -> None:
         self.kind, self.plural = kind, plural
         self._classes: dict[str, type[T]] = {}
+        self.find: Callable[[str, str], type[T]] | None = None
+        """Finds what stands in a user's own file or module, by place and name; given by who can load those."""
 
     def __call__(self, name: str) -> Callable[[type[T]], type[T]]:
         """A class decorator that registers under `name`."""
 
         def register(cls: type[T]) -> type[T]:
-            assert name not in self._classes, f"two {self.plural} are called {name}"
+            if name in self._classes and not _is_same(self._classes[name], cls):
+                raise UserError(f"two {self.plural} are called {name}; give yours another name")
             cls.name = name  # type: ignore[attr-defined]
             self._classes[name] = cls
             return cls
@@ -37,15 +43,25 @@ class Registry(Generic[T]):
         return iter(sorted(self._classes))
 
     def __getitem__(self, name: str) -> type[T]:
-        if name not in self._classes:
-            raise UserError(unknown(self.kind, name, self))
-        return self._classes[name]
+        if name in self._classes:
+            return self._classes[name]
+        place, colon, own = name.rpartition(":")
+        if colon and self.find is not None:
+            return self.find(place, own)
+        raise UserError(unknown(self.kind, name, self))
 
     def make(self, text: str) -> T:
         """The object that `name:option=value,...` describes."""
-        name, _, rest = text.partition(":")
+        name, rest = self.split(text)
         cls = self[name]
         return cls(**parse_options(cls, f"{self.kind} {name}", rest))
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The name and the options of `name:options`; a name in a user's own file has a colon, `file.py:name`."""
+        name, _, rest = text.partition(":")
+        if name not in self._classes and (found := _ELSEWHERE.fullmatch(text)):
+            return found["name"], found["options"] or ""
+        return name, rest
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """(name, options with their defaults, one line of description), by name."""
@@ -53,6 +69,12 @@ class Registry(Generic[T]):
             cls = self._classes[name]
             doc = (cls.__doc__ or "").strip().partition("\n")[0]
             yield name, ", ".join(f"{o.name}={o.default}" for o in options(cls)), doc
+
+
+def _is_same(a: type[Any], b: type[Any]) -> bool:
+    """Whether two classes come from the same lines, which were run twice: as a script, and as a module."""
+    files = [{code.co_filename for m in vars(c).values() if (code := getattr(m, "__code__", None))} for c in (a, b)]
+    return a.__qualname__ == b.__qualname__ and bool(files[0] & files[1] - {"<string>"})  # dataclasses write methods
 
 
 def filled_in(default: Any) -> Any:

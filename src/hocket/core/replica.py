@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from hocket.core.errors import UserError
 from hocket.core.modules import check_module
 from hocket.core.weight import Weight
+
+Shape = tuple[torch.Size, tuple[int, ...]]
+"""Of a tensor, and its strides."""
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Replica:
         check_module(model)
         self.model = model.to(device) if device is not None else model
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        dtype, place = _block_of([p for _, p in named])
+        dtype, place = block_of([p for _, p in named])
         buffers = [b for b in model.buffers() if b.dtype == dtype]
         self.odd_buffers = [b for b in model.buffers() if b.is_floating_point() and b.dtype != dtype]
         """Statistics in another precision: averaged one by one."""
@@ -73,7 +76,7 @@ class Replica:
 
         n = sum(p.numel() for p in self.parameters)
         m = sum(b.numel() for b in buffers)
-        self._shapes = [(p.shape, _strides(p)) for p in self.parameters]
+        self._shapes: list[Shape] = [(p.shape, strides_of(p)) for p in self.parameters]
         block = memory("block", n + m + 1, dtype, place)
         self.values, self.x, self.buffers, self.count = block[:-1], block[:n], block[n:-1], block[-1:]
         gradient = memory("gradient", n + 1, dtype, place)
@@ -120,8 +123,7 @@ class Replica:
 
     def fingerprint(self) -> str:
         """The same for models whose vectors mean the same: names, shapes, and order in memory."""
-        text = repr([(n, tuple(shape), strides) for n, (shape, strides) in zip(self.names, self._shapes, strict=True)])
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return fingerprint_of(zip(self.names, self._shapes, strict=True))
 
     def collect(self) -> None:
         """Make `g` hold the gradients, also after something replaced or dropped a parameter's `.grad`."""
@@ -201,7 +203,13 @@ class Replica:
             b.data = b.data.clone()
 
 
-def _block_of(parameters: list[nn.Parameter]) -> tuple[torch.dtype, torch.device]:
+def fingerprint_of(named: Iterable[tuple[str, Shape]]) -> str:
+    """Of the trainable parameters of a model."""
+    text = repr([(name, tuple(shape), strides) for name, (shape, strides) in named])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def block_of(parameters: list[nn.Parameter]) -> tuple[torch.dtype, torch.device]:
     """The type and the device of the block that these lie in."""
     if not parameters:
         raise UserError("the model has no trainable parameters")
@@ -214,7 +222,7 @@ def _block_of(parameters: list[nn.Parameter]) -> tuple[torch.dtype, torch.device
     return torch.float64 if torch.float64 in dtypes else torch.float32, parameters[0].device
 
 
-def _strides(p: Tensor) -> tuple[int, ...]:
+def strides_of(p: Tensor) -> tuple[int, ...]:
     """How it lies in memory, as in channels_last, if it fills a stretch of it; else as if it were new."""
     order = sorted(range(p.dim()), key=lambda i: (p.stride(i), p.shape[i]))
     expected = 1

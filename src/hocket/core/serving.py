@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.comm import Comm
-from hocket.core.message import Message
+from hocket.core.message import Message, Seal, as_it_is
 from hocket.core.state import Kept, State
 
 T = TypeVar("T")
@@ -45,8 +45,11 @@ class Server:
         log: Log,
         frame: Frame,
         kept: Kept | None = None,
+        seal: Seal = as_it_is,
     ) -> None:
         self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
+        self.seal = seal
+        """A vector as the worker that it is sent to will find it; see `Worker.seal`."""
         self.active = set(range(workers))
         """Workers that may send something any moment: not those that are done, or away for a while."""
         self.staleness: Counter[int] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from hocket.core.clock import Clock
 from hocket.core.collectives import ALGORITHMS, Algorithm
 from hocket.core.comm import Comm
-from hocket.core.means import Payload, weighted_mean
+from hocket.core.means import Mean, Payload, weighted_mean
+from hocket.core.message import Seal, as_it_is
 from hocket.core.registry import Registry
 from hocket.core.replica import Gradient, Part, Replica
 from hocket.core.seeds import stream
@@ -43,9 +44,17 @@ class Strategy(ABC):
         return frozenset()
 
     @property
+    def sends(self) -> bool:
+        """Whether gradients or models travel between ranks, and do not lie in memory that all share."""
+        return bool(self.needs & {"messages", "collectives"}) and "shared-memory" not in self.needs
+
+    @property
     def lockstep(self) -> bool:
         """Whether the workers take their steps together, so that all can meet at the end of an epoch."""
         return True
+
+    threads: int = 1
+    """Of PyTorch, that each worker computes an operation with."""
 
     @property
     def alike(self) -> bool:
@@ -73,6 +82,13 @@ class Strategy(ABC):
 
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
+
+    def idle(self) -> Mapping[str, str]:
+        """Options that change nothing as the others stand: the name of each, and of the option that makes it so.
+
+        Nobody's name where it never changes anything.
+        """
+        return {}
 
     def step_scale(self, workers: int) -> float:
         """How far one sample moves the model that the run returns, over how far it does in a serial run.
@@ -115,6 +131,9 @@ class Worker:
         kept: Kept | None = None,
         served: Callable[[], Tensor] | None = None,
         batch: int | None = None,
+        mean: Mean = weighted_mean,
+        seal: Seal = as_it_is,
+        mixing: float = 1.0,
     ) -> None:
         self.comm, self.clock = comm, clock
         self.world = world or comm
@@ -133,6 +152,11 @@ class Worker:
         """Draws the same on every worker, for what all must agree on without asking."""
         self.on_part: Callable[[Part], None] | None = None
         """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
+        self.seal = seal
+        """A vector as the rank that it is sent to will find it, for a strategy that must know that."""
+        self.mixing = mixing
+        """How far a worker may go towards models that may be lossy, where workers average with a few others."""
+        self._mean_of = mean
         self._batch = batch
         self._kept = kept or Kept()
         self._served = served
@@ -208,24 +232,36 @@ class Worker:
         self.staleness[stale] += 1
         self._optimizer_step()
 
-    def average(self, g: Gradient, algorithm: Algorithm = "native") -> None:
+    def average(self, g: Gradient, algorithm: Algorithm = "auto") -> None:
         """Replace `g` by the mean over all samples of all workers: sum |B_i| g_i / sum |B_i|."""
         payload = Payload(lossy=(g.vector,), residual="gradient")
         total = self._mean(payload, g.weight, self.model.gradient_count, algorithm=algorithm)
         g.weight = Weight(total, total)
 
-    def average_replicas(self, weight: Weight | float = 1.0, comm: Comm | None = None) -> None:
+    def average_replicas(
+        self,
+        weight: Weight | float = 1.0,
+        comm: Comm | None = None,
+        since: Tensor | None = None,
+        span: slice | None = None,
+    ) -> None:
         """Replace every replica by their mean, each weighted by the samples it has seen since the last one.
 
         A plain number is this worker's weight alone: what all have together is asked for. `comm` is a part of the
-        workers that averages by itself; without it, all do.
+        workers that averages by itself; without it, all do. `since` is a model that all set out from alike; without
+        it, that is what they last averaged to. `span` is the part of the parameters that is averaged; the buffers go
+        with the last.
         """
         comm = comm or self.comm
-        payload = Payload(lossy=(self.x,), exact=(self.model.buffers,), residual="replica")
+        span = span or slice(0, self.x.numel())
+        is_last = span.stop == self.x.numel()
+        exact, name = (self.model.buffers,) if is_last else (), f"replica/{span.start}"
+        payload = Payload((self.x[span],), exact, name, is_model=True, since=None if since is None else since[span])
         self._mean(payload, weight if isinstance(weight, Weight) else Weight(weight, None), self.model.count, comm)
-        self._average_odd_buffers(comm)
+        if is_last:
+            self._average_odd_buffers(comm)
 
-    def average_buffers(self, algorithm: Algorithm = "native") -> None:
+    def average_buffers(self, algorithm: Algorithm = "auto") -> None:
         """Give all replicas the same BatchNorm statistics."""
         payload = Payload(exact=(self.model.buffers,))
         self._mean(payload, Weight(1.0, self.size), self.model.count, algorithm=algorithm)
@@ -241,11 +277,11 @@ class Worker:
         weight: Weight,
         count: Tensor,
         comm: Comm | None = None,
-        algorithm: Algorithm = "native",
+        algorithm: Algorithm = "auto",
     ) -> float:
         comm = comm or self.comm
-        all_reduce = comm.all_reduce if algorithm == "native" else partial(ALGORITHMS[algorithm], comm)
-        return weighted_mean(payload, weight, comm, all_reduce, count)
+        all_reduce = comm.all_reduce if algorithm == "auto" else partial(ALGORITHMS[algorithm], comm)
+        return self._mean_of(payload, weight, comm, all_reduce, count)
 
     def optimizer_state(self) -> Sequence[Tensor]:
         """The optimizer's vectors, such as momentum: what is as long as a parameter."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket import optim
+from hocket.compress import Identity
 from hocket.core.clock import RealClock
 from hocket.core.collectives import Algorithm
 from hocket.core.comm import Comm, Rank
@@ -24,7 +25,8 @@ from hocket.core.worker import Worker
 from hocket.drivers.batched import Rows
 from hocket.drivers.course import Verdict
 from hocket.drivers.gradients import WholeModel
-from hocket.drivers.judge import Judge, finite
+from hocket.drivers.held_back import held_back
+from hocket.drivers.judge import Judge, Score, finite
 from hocket.drivers.losses_of_all import LossesOfAll
 from hocket.drivers.own_loop import device_of
 from hocket.drivers.plan import Cadence, Plan
@@ -75,7 +77,7 @@ class AllWorkers(Worker):
         weight: Weight,
         count: Tensor,
         comm: Comm | None = None,
-        algorithm: Algorithm = "native",
+        algorithm: Algorithm = "auto",
     ) -> float:
         rows: Any = comm or self.comm
         samples: Any = weight.samples
@@ -110,14 +112,21 @@ class Alone:
     def all_reduce(self, x: Tensor, op: str = "sum") -> None:
         pass
 
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        pass
 
-def refuse(plan: Plan, samples: int) -> None:
+
+def refuse(plan: Plan, task: Task, samples: int) -> None:
     """What all workers at once cannot do."""
     remedy = "use --engine sim"
     if not plan.made_strategy.lockstep:
         raise UserError(f"strategy {plan.made_strategy.name} has workers at a pace of their own; {remedy}")
     if plan.checkpoint != Cadence() or plan.resume:
         raise UserError(f"all workers at once write no checkpoints; {remedy}")
+    if not isinstance(plan.made_compressor, Identity):
+        raise UserError(f"what all workers send at once is not compressed; leave compress out, or {remedy}")
+    if task.on_step or task.on_epoch:
+        raise UserError(f"all workers at once have no model of their own for Task.on_step and on_epoch; {remedy}")
     name, _ = optim.parse(plan.optimizer)
     if name not in optim.ELEMENTWISE:
         raise UserError(f"optimizer {name} looks at whole layers, not at all workers at once; {remedy}")
@@ -133,13 +142,20 @@ def run_all(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSe
     """The life of all workers; returns one report for each."""
     if plan.device == "cpu":
         torch.set_num_threads(1)  # as each has in `sim`
-    return AllAtOnce(rank, plan, task, train, test).run()
+    return AllAtOnce(rank, plan, task, *held_back(plan, task, train), test).run()
+
+
+def _length_of_each(g: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+    return found
 
 
 class AllAtOnce:
     """The training of all workers."""
 
-    def __init__(self, rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> None:
+    def __init__(
+        self, rank: Rank, plan: Plan, task: Task, train: SampleSet, validation: SampleSet | None, test: SampleSet
+    ) -> None:
         clock: Any = rank.clock
         self._rank, self._plan = rank, plan
         self._time: FleetTime = clock.time
@@ -148,14 +164,15 @@ class AllAtOnce:
         self._stride = max(round(plan.evaluate_every * self._shards.steps), 1)
         self._rows = Rows(task, train.to(device), plan.workers)
         first = WholeModel(task, self._rows.replica(0, task.build_model(plan.seed), device), train.to(device))
-        self._first, self._all, self._at_once = first.replica, self._rows.stack(), self._rows.at_once()
+        self._first, self._all, self._at_once = first, self._rows.stack(), self._rows.at_once()
         alone: Any = Alone()
-        self._judge = Judge(rank, alone, first, task.metric_name, train, test.to(device), of_each=plan.own_metrics)
+        judged = validation.to(device) if validation else None
+        self._judge = Judge(rank, alone, first, task, train, test.to(device), judged, of_each=plan.own_metrics)
+        self._tested: Score | None = None
         optimizer = optim.make_flat(plan.optimizer, self._all.x, self._all.g, plan.lr, plan.momentum)
         self._schedule = Schedule(plan, optimizer, self._shards.steps)
-        self._worker = AllWorkers(
-            rank.comm, rank.clock, self._all, optimizer, plan.seed, optim.step_of(optimizer), batch=plan.batch
-        )
+        step = optim.clipped(optim.step_of(optimizer), self._all.g, plan.clip, _length_of_each)
+        self._worker = AllWorkers(rank.comm, rank.clock, self._all, optimizer, plan.seed, step, batch=plan.batch)
         self._real = RealClock()
         self._losses = LossesOfAll(plan.workers)
         self._samples = np.zeros(plan.workers, dtype=np.int64)
@@ -183,7 +200,7 @@ class AllAtOnce:
         self._time.meet(self._plan.workers, 0.0)  # the run lasts as long as its slowest worker
         self._look(final=True)
         real_s = self._real.now()
-        self._rank.tell("model", {}, model_bytes(self._first))
+        self._rank.tell("model", {}, model_bytes(self._first.portion.state_dict()))
         return self._reports(real_s, self._of_each(before))
 
     def _step(self, epoch: int, step: int) -> None:
@@ -235,13 +252,15 @@ class AllAtOnce:
         with self._real.paused():
             train_loss, diverged = self._losses.look()
             self._rank.status.loss = train_loss
-            values = self._first.values if final else self._mean()
-            test_loss, metric = self._judge.together(values)
+            values = self._first.replica.values if final else self._mean()
             step = self._worker.step
-            self._judge.record(self._shards, step, self._rank.clock.now(), train_loss, test_loss, metric)
+            score = self._judge.together(values, step, step / self._shards.steps)
+            if final:
+                self._tested = self._judge.in_the_end(values)
+            self._judge.record(self._shards, step, self._rank.clock.now(), train_loss, score)
             if diverged:
                 self._verdict = "diverged"
-            elif self._verdict == "finished" and self._plan.goal.reached(metric):
+            elif self._verdict == "finished" and self._plan.goal.reached(score.metric):
                 self._verdict = "reached-target"
         return self._verdict != "finished"
 
@@ -264,7 +283,7 @@ class AllAtOnce:
         known: list[dict[str, Any]] = [{"consensus_distance": apart} for _ in values]
         if self._plan.own_metrics and apart:
             for one, row in zip(known, values, strict=True):
-                one["own_metric"] = finite(self._judge.alone(row)[1])
+                one["own_metric"] = self._judge.own_metric(row)
         return known
 
     def _reports(self, real_s: float, of_each: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -286,6 +305,7 @@ class AllAtOnce:
             "stretches": {},
             "sending": 0.0,
             "locks": 0.0,
+            "tested": self._tested.named("test") if self._tested else {},
         }
         return [
             common

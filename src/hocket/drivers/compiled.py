@@ -33,7 +33,7 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
         if train not in _kernels:
             _kernels[train] = compiled(task.build_model(plan.seed), task.loss, train)
         kernel = _kernels[train]
-    if kernel is None or plan.optimizer != "sgd" or plan.warmup:
+    if kernel is None or not plan.is_plain or task.on_step or task.on_epoch:
         return None
     if plan.momentum and not kernel.touches_all:
         raise UserError(
@@ -92,7 +92,9 @@ class CompiledWorkers:
         course, plan, steps = self._course, self._course.plan, self._course.shards.steps
         while (done := self._steps_done()) < plan.steps:
             epoch, batches = self._at
-            until = min((done // course.stride + 1) * course.stride, (epoch + 1) * steps, plan.steps)
+            held = plan.steps if self._thread.falls else course.schedule.held
+            ends = (done // each * each + each for each in (course.stride, held))
+            until = min(*ends, (epoch + 1) * steps, plan.steps)
             wanted = (until - epoch * steps) * plan.workers  # batches of the epoch, until somebody looks at the model
             handed_out = self._run_stretch(epoch, batches, wanted)
             with course.clock.paused():
@@ -128,7 +130,7 @@ class CompiledWorkers:
                 shared.control[NEXT] = first
             session.group.barrier()
         began_s, began_ns = course.clock.now(), time.monotonic_ns()
-        end = self._thread.run_epoch(shared, order, course.schedule.at(epoch * course.shards.steps + 1))
+        end = self._thread.run_epoch(shared, order, self._rate(epoch, first, last))
         if end == BROKEN_LOCK:
             name = session.strategy.name
             raise CommError(f"worker {session.worker.rank} could not get the {name} before the deadline")
@@ -142,6 +144,17 @@ class CompiledWorkers:
         with course.clock.paused():  # who is early would go on, were nobody to look at the model
             session.group.barrier()  # nobody hands out any more
         return int(shared.control[NEXT])
+
+    def _rate(self, epoch: int, first: int, last: int) -> float:
+        """Of the epoch's batch 0 where the rate falls inside a stretch; else that of the stretch's middle for all."""
+        schedule, workers = self._course.schedule, self._course.plan.workers
+        begin = epoch * self._course.shards.steps + 1
+        if not self._thread.falls:
+            return schedule.at(begin + (first + last) // 2 // workers)
+        now, then = (schedule.at(begin + batches // workers) for batches in (first, last))
+        fall = (now - then) / max(last - first, 1)
+        self._thread.fall(fall)
+        return now + fall * first
 
     def _read_shared(self) -> None:
         """The shared vector as all workers have left it."""

@@ -11,21 +11,23 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from hocket import optim
 from hocket.core.clock import RealClock
 from hocket.core.errors import CommError
 from hocket.core.replica import Gradient, Part
 from hocket.core.seeds import seed_everything, stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
-from hocket.drivers.checkpoint import Checkpoint, check, for_workers, pack, read
-from hocket.drivers.gradients import Gradients, Ready
-from hocket.drivers.judge import Judge, finite, mean_replica
+from hocket.drivers.checkpoint import Checkpoint, pack, read
+from hocket.drivers.fitting import check, for_workers
+from hocket.drivers.gradients import Gradients
+from hocket.drivers.judge import Judge, Score, finite, mean_replica
 from hocket.drivers.ledger import Ledger
 from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import model_bytes, report
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
-from hocket.tasks import SampleSet, Task
+from hocket.tasks import Progress, SampleSet, Task
 
 Verdict = Literal["finished", "reached-target", "diverged", "interrupted"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -38,14 +40,26 @@ class Course:
     """One worker's training, as far as it does not depend on how batches are taken."""
 
     def __init__(
-        self, session: Session, plan: Plan, task: Task, gradients: Gradients, train: SampleSet, test: SampleSet
+        self,
+        session: Session,
+        plan: Plan,
+        task: Task,
+        gradients: Gradients,
+        train: SampleSet,
+        test: SampleSet,
+        validation: SampleSet | None,
     ) -> None:
-        self.session, self.plan, self.gradients = session, plan, gradients
+        self.session, self.plan, self.gradients, self._task = session, plan, gradients, task
         self.rank, self.clock, self.status = session.rank, session.rank.clock, session.rank.status
         self.shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
         self.stride = max(round(plan.evaluate_every * self.shards.steps), 1)
         """Steps between two points of the learning curve."""
-        self.judge = Judge(self.rank, session.group, gradients, task.metric_name, train, test, of_each=plan.own_metrics)
+        self.judge = Judge(self.rank, session.group, gradients, task, train, test, validation, of_each=plan.own_metrics)
+        self._piece = plan.piece
+        self._clips = plan.clip if not plan.made_strategy.lockstep else 0.0
+        """Where workers do not go in step, each clips its own gradient."""
+        self._epochs_over = 0
+        self._tested: Score | None = None
         self.ledger = Ledger()
         self.verdict: Verdict = "finished"
         self.steps_done: Callable[[], int] = self._steps_done
@@ -68,7 +82,7 @@ class Course:
         with clock.paused():
             self.ledger.initial_loss = self.judge.initial_loss()
             ready = torch.tensor([session.comm.common(clock.now())], dtype=torch.float64)
-            session.group.all_reduce(ready, "max")
+            session.everyone.all_reduce(ready, "max")
         # After all are ready, since ranks that are threads share the generators
         seed_everything(stream(self.plan.seed, "model", self.rank.comm.rank))
         now = clock.now()  # from where all were ready, whenever this rank came to run again
@@ -85,12 +99,12 @@ class Course:
         driver: dict[str, Any] = saved["driver"]
         self._regrouped = driver.get("regrouped", False)
         with self.clock.paused():
-            session.group.barrier()
+            session.everyone.barrier()
             session.load_random(saved)
             self._load(driver)
             session.trace.origin_s = self.began_s
             self._saved_at_s = self._real.now()
-            session.group.barrier()
+            session.everyone.barrier()
             self.clock.line_up()
         return driver
 
@@ -113,25 +127,68 @@ class Course:
         self.schedule.set(epoch * self.shards.steps + step + 1)
         if worker.on_part is None:
             # Before it is computed: by then, who is earlier in virtual time can have asked for one too.
-            clock.charge(samples / self.plan.batch)
-        loss = self.gradients.compute(index, self._ready(samples / self.plan.batch))
+            clock.charge(self.gradients.work * samples / self._piece)
+        loss = self._compute(index, samples / self._piece)
+        if self._clips:
+            optim.clip(self.gradients.replica.g, self._clips)
         if loss is not None:
             self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
         self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)
         self._gradient.weight = Weight(samples, self.shards.step_samples(step))
         self.session.step(self._gradient)
+        if self._task.on_step is not None and loss is not None:
+            self._task.on_step(self._progress(epoch + (step + 1) / self.shards.steps, float(loss)))
 
-    def _ready(self, share: float) -> Ready | None:
-        """For a strategy that sends parts of a gradient while the rest is computed."""
-        listener = self.session.worker.on_part
+    def _compute(self, index: Tensor, share: float) -> Tensor | None:
+        """The gradient; a strategy that sends parts of it hears of them as they are complete."""
+        listener, replica = self.session.worker.on_part, self.gradients.replica
         if listener is None:
-            return None
+            return self.gradients.compute(index, None)
 
         def ready(part: Part) -> None:
             self.clock.charge(share, part.done)
             listener(part)
 
-        return ready
+        if self.rank.turns is None:
+            return self.gradients.compute(index, ready)
+        # Virtual time does not ask when it was computed, and nobody's turn may end in the middle of backward
+        loss = self.gradients.compute(index, None)
+        for part in replica.parts:
+            ready(part)
+        return loss
+
+    def upcoming(self) -> Iterator[Tensor]:
+        """What `train_on` will ask for, from the next step on, where workers go in step."""
+        steps, worker = self.shards.steps, self.session.worker
+        for step in range(worker.step, self.plan.steps):
+            index = self.shards.batch(step // steps, step % steps, worker.rank)
+            if len(index):
+                yield from torch.split(index, self._piece)
+
+    def epochs_are_over(self, epochs: int) -> None:
+        """So many are; the task hears of each once, outside the clock."""
+        on_epoch, done = self._task.on_epoch, self._epochs_over
+        self._epochs_over = max(epochs, done)
+        if on_epoch is None or epochs <= done:
+            return
+        with self._aside() if self.session.strategy.lockstep else self.clock.paused():
+            for epoch in range(done + 1, epochs + 1):
+                on_epoch(self._progress(epoch, self.status.loss))
+
+    def _progress(self, epoch: float, loss: float) -> Progress:
+        worker = self.session.worker
+        judged = self.judge.curve[-1] if self.judge.curve else {}
+        return Progress(
+            worker.rank,
+            worker.size,
+            worker.step,
+            epoch,
+            self.now(),
+            worker.lr,
+            loss,
+            self.gradients.replica.model,
+            judged,
+        )
 
     # Judging
 
@@ -150,24 +207,26 @@ class Course:
             parts = self.session.strategy.part(self.session.worker)
             replica = self.gradients.replica
             values = replica.values if final else mean_replica(replica, self.session.group, *parts)
-            test_loss, metric = self.judge.together(values)
             step = self.steps_done()
+            score = self.judge.together(values, step, step / self.shards.steps)
+            if final:
+                self._tested = self.judge.in_the_end(values)
             if self.rank.comm.rank == 0:
-                self.judge.record(self.shards, step, now, train_loss, test_loss, metric)
+                self.judge.record(self.shards, step, now, train_loss, score)
             if diverged:
                 self.verdict = "diverged"
-            elif self.verdict == "finished" and self.plan.goal.reached(metric):
+            elif self.verdict == "finished" and self.plan.goal.reached(score.metric):
                 self.verdict = "reached-target"
             if final:
                 self.verdict = self._agreed(self.verdict)
             self.tell_events()
-            self.session.group.barrier()
+            self.session.everyone.barrier()
         return self.verdict != "finished"
 
     def _agreed(self, verdict: Verdict) -> Verdict:
         """What one worker has seen holds for all; the worst counts."""
         worst = torch.tensor([VERDICTS.index(verdict)])
-        self.session.group.all_reduce(worst, "max")
+        self.session.everyone.all_reduce(worst, "max")
         return VERDICTS[int(worst)]
 
     @contextmanager
@@ -177,18 +236,18 @@ class Course:
         now = self.now()
         with self.clock.paused(), self._real.paused():
             times = torch.tensor([now, -now], dtype=torch.float64)
-            self.session.group.all_reduce(times, "max")
+            self.session.everyone.all_reduce(times, "max")
             latest, earliest = float(times[0]), -float(times[1])
             yield latest
             if self.session.strategy.lockstep:
-                self.clock.come_back(self.began_s + now, self.began_s + earliest, self.plan.workers)
+                self.clock.come_back(self.began_s + now, self.began_s + earliest, self.session.everyone.size)
 
     def judge_alone(self, step: int, now: float, values: Tensor) -> bool:
         """One worker looks at the model, outside its clock; True if it has reached the goal."""
         with self.clock.paused(), self._real.paused():
-            test_loss, metric = self.judge.alone(values)
-            self.judge.record(self.shards, step, now, self.status.loss, test_loss, metric)
-            if self.plan.goal.reached(metric) and self.verdict == "finished":
+            score = self.judge.alone(values, step, step / self.shards.steps)
+            self.judge.record(self.shards, step, now, self.status.loss, score)
+            if self.plan.goal.reached(score.metric) and self.verdict == "finished":
                 self.verdict = "reached-target"
                 return True
         return False
@@ -235,7 +294,7 @@ class Course:
         """All workers save the run together, with the position in the data. True if it shall end here."""
         with self._real.paused(), self.session.pause():
             stop = torch.tensor([int(self.rank.brake.purpose == "stop")])
-            self.session.group.all_reduce(stop, "max")
+            self.session.everyone.all_reduce(stop, "max")
             self.rank.brake.release()
             about = self._about(self.steps_done())
             states = self.session.gather(self._state() | position())
@@ -249,9 +308,9 @@ class Course:
     def _about(self, step: int) -> dict[str, Any]:
         plan = self.plan
         names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
-        replica = self.gradients.replica
-        known: dict[str, Any] = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": replica.x.numel()}
-        known["layout"] = replica.fingerprint()
+        portion = self.gradients.portion
+        known: dict[str, Any] = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": portion.parameters}
+        known["model"] = portion.fingerprint()
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:
@@ -260,11 +319,13 @@ class Course:
             "real_s": self._real.now(),
             "curve": self.judge.curve,
             "regrouped": self._regrouped,
+            "epochs_over": self._epochs_over,
         }
         return state | self.ledger.state()
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.began_s, self.judge.curve = saved["began_s"], saved["curve"]
+        self._epochs_over = saved["epochs_over"]
         self._real.restore({"now_s": saved["real_s"]})
         self.ledger.load_state(saved)
 
@@ -277,9 +338,10 @@ class Course:
         with self.clock.paused():
             self.session.comm.settle()
             if self.rank.comm.rank == 0:
-                self.rank.tell("model", {}, model_bytes(self.gradients.replica))
+                self.rank.tell("model", {}, model_bytes(self.gradients.portion.state_dict()))
             steps = self.steps_done()
             self._check_samples()
+        self.epochs_are_over(steps // self.shards.steps)
         known = {
             "verdict": self.verdict,
             "real_seconds": real_seconds,
@@ -291,8 +353,9 @@ class Course:
             "diverged_at_step": self.ledger.diverged_at,
             "stretches": {str(k): sums for k, sums in self.ledger.by_stretch.items()},
             "curve": self.judge.curve,
+            "tested": self._tested.named("test") if self._tested else {},
         }
-        return report(self.session, seconds) | known | own
+        return report(self.session, seconds) | known | own | self.gradients.measured()
 
     def _check_samples(self) -> None:
         """What is reported must have been trained on: whoever emptied the pool from outside shall not go unnoticed."""

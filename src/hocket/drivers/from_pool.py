@@ -48,6 +48,7 @@ class FromPool:
         steps = course.shards.steps
         for ticket in self._drawn():
             step, share = divmod(ticket, course.plan.workers)
+            course.epochs_are_over(step // steps)
             course.train_on(step // steps, step % steps, share)
         before = course.gradients.replica.values.clone()
         session.end()

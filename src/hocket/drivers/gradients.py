@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hocket.core.errors import UserError, shown
 from hocket.core.replica import Part, Replica
+from hocket.layouts.portion import AllOfIt, Portion
 from hocket.tasks import SampleSet, Task
 
 Ready = Callable[[Part], None]
@@ -23,37 +25,73 @@ class Gradients(Protocol):
     """Finds the gradient of a replica. A gradient stays as it is until the next one is asked for."""
 
     replica: Replica
+    portion: Portion
+    """What the replica is of the model."""
+    work: float
+    """Share of a whole model's computing that this rank does: what a virtual clock charges after a gradient."""
+    train: Source
 
     def compute(self, index: Tensor, ready: Ready | None) -> Tensor | None:
         """Put the gradient on these training samples into `replica.g`; returns the loss, None where there are none."""
 
     def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
-        """Sums of loss and metric over these samples."""
+        """Sums of the loss and of each metric over these samples."""
+
+    def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
+        """What is no mean over samples, by name."""
+
+    def measured(self) -> dict[str, Any]:
+        """What the record shall tell of it."""
+
+
+class Source(Protocol):
+    """Where the samples of a batch come from."""
+
+    def take(self, index: Tensor) -> tuple[Any, Any]: ...
+
+
+def casting(device: torch.device, wanted: bool) -> AbstractContextManager[None]:
+    """Inside, a model computes in bfloat16 if that is wanted."""
+    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
 class WholeModel:
     """The whole model in one process, its gradient by autograd."""
 
-    def __init__(self, task: Task, replica: Replica, train: SampleSet) -> None:
+    work = 1.0
+
+    def __init__(self, task: Task, replica: Replica, train: Source, *, piece: int = 0, autocast: bool = False) -> None:
+        """A batch is computed `piece` samples at a time, 0 is all at once; `autocast` is to bfloat16."""
         self.replica = replica
-        self._task, self._train = task, train
+        self.portion: Portion = AllOfIt(replica)
+        self.train = train
+        self._task, self._piece, self._autocast = task, piece, autocast
         self._module, self._device = replica.model, replica.x.device
         self._module.train()
 
+    def _cast(self) -> AbstractContextManager[None]:
+        return casting(self._device, self._autocast)
+
     def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
         self.replica.zero_grad()
-        loss: Tensor | None = None
-        if len(index):
-            inputs, targets = self._train.take(index)
-            loss = self._task.loss(self._module(inputs.to(self._device)), targets.to(self._device))
-        if ready is not None:
-            with self._announced(ready):
+        pieces = torch.split(index, self._piece) if 0 < self._piece < len(index) else (index,)
+        total: Tensor | None = None
+        for number, piece in enumerate(pieces, 1):
+            loss = self._loss(piece, len(piece) / len(index)) if len(piece) else None
+            with self._announced(ready) if ready is not None and number == len(pieces) else nullcontext():
                 if loss is not None:
                     torch.autograd.backward(loss)
-        elif loss is not None:
-            torch.autograd.backward(loss)
+            if loss is not None:
+                total = loss.detach() if total is None else total + loss.detach()
         self.replica.collect_odd()
-        return None if loss is None else loss.detach()
+        return total
+
+    def _loss(self, index: Tensor, part: float) -> Tensor:
+        """The loss on these samples, as much as they are of a batch."""
+        inputs, targets = self.train.take(index)
+        with self._cast():
+            loss = self._task.loss(self._module(inputs.to(self._device)), targets.to(self._device))
+        return loss if part == 1 else loss * part
 
     @contextmanager
     def _announced(self, ready: Ready) -> Iterator[None]:
@@ -86,14 +124,41 @@ class WholeModel:
         announce(rest=True)
 
     def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
-        sums = torch.zeros(2, dtype=torch.float64)
+        measures = list(self._task.measures.values())
+        sums = torch.zeros(1 + len(measures), dtype=torch.float64)
         self._module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._cast():
             for chosen in torch.split(index, EVALUATED):
                 if len(chosen):
                     inputs, targets = samples.take(chosen)
                     output, targets = self._module(inputs.to(self._device)), targets.to(self._device)
-                    sums[0] += float(self._task.loss(output, targets)) * len(chosen)
-                    sums[1] += float(self._task.metric(output, targets)) * len(chosen)
+                    for at, measure in enumerate([self._task.loss, *measures]):
+                        sums[at] += float(measure(output, targets)) * len(chosen)
         self._module.train()
         return sums
+
+    def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
+        if self._task.evaluate is None:
+            return {}
+        self._module.eval()
+        with torch.no_grad(), self._cast():
+            found = checked_values(self._task, self._task.evaluate(self._module, samples.samples))
+        self._module.train()
+        return found
+
+    def measured(self) -> dict[str, Any]:
+        return {}
+
+
+def checked_values(task: Task, found: Any) -> dict[str, float]:
+    """What the user's `evaluate` gave; refuses what are no numbers by name."""
+    try:
+        values = {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise UserError(f"Task.evaluate must return numbers by name, such as a dict; it gave {shown(found)}") from None
+    if "loss" in values or task.metric_name not in {**task.measures, **values}:
+        names = ", ".join(values) or "none"
+        raise UserError(
+            f"Task.evaluate must give {task.metric_name!r} (Task.metric_name), and no 'loss'; it gave {names}"
+        )
+    return values

@@ -15,23 +15,36 @@ from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import UserError
 from hocket.core.status import Status
+from hocket.drivers.plan import compressor_for
+from hocket.drivers.split_model import check_layout
 from hocket.drivers.team import Team
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
 from hocket.engines.catalogue import DEADLINE_S, engine
 from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import Threads, ThreadWorld
+from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import strategy as strategies
 
 
 @contextmanager
-def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLINE_S) -> Iterator[Team]:
+def join(
+    strategy: str = "allreduce",
+    *,
+    compress: str = "none",
+    layout: str = "",
+    seed: int = 0,
+    deadline: float = DEADLINE_S,
+) -> Iterator[Team]:
     """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
+
+    `layout` splits the model over ranks, such as `tensor=2`; a worker is then all ranks that have parts of one model.
 
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
     chosen = strategies.make(strategy)
+    compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
     if missing := chosen.needs - rank.offers:
@@ -43,8 +56,14 @@ def join(strategy: str = "allreduce", *, seed: int = 0, deadline: float = DEADLI
             f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
             f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
         )
+    how = Layout.parse(layout)
+    check_layout(how, chosen)
+    if layout:
+        how = how.over(workers)
+        workers = how.data
     chosen.check(workers)
-    team = Team(rank, chosen, strategy, workers, seed)
+    mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
+    team = Team(rank, chosen, strategy, workers, seed, compressor, mesh)
     try:
         try:
             yield team

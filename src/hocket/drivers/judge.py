@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,35 +14,53 @@ from hocket.core.comm import Comm, Rank
 from hocket.core.replica import Replica
 from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
-from hocket.tasks import SampleSet
+from hocket.drivers.report import model_bytes
+from hocket.layouts.portion import Portion
+from hocket.tasks import SampleSet, Task
 
-INITIAL_SAMPLES = 2048
-"""Training samples that the loss before the first step is taken over."""
 SHARE = 1024
 """Samples that are not worth sharing out: a forward pass has costs of its own."""
 
 
+@dataclass(frozen=True)
+class Score:
+    """What was found of a model: its mean loss, the metric that counts, and all metrics by name."""
+
+    loss: float
+    metric: float
+    metrics: Mapping[str, float]
+
+    def named(self, prefix: str) -> dict[str, float | None]:
+        return {f"{prefix}_loss": finite(self.loss)} | {f"{prefix}_{n}": finite(v) for n, v in self.metrics.items()}
+
+
 class Judge:
-    """Evaluates replicas and keeps the learning curve."""
+    """Evaluates replicas and keeps the learning curve, and the best model on it."""
 
     def __init__(
         self,
         rank: Rank,
         workers: Comm,
         gradients: Gradients,
-        metric: str,
+        task: Task,
         train: SampleSet,
         test: SampleSet,
+        validation: SampleSet | None,
         *,
         of_each: bool,
     ) -> None:
-        self._rank, self._workers, self._gradients, self._metric = rank, workers, gradients, metric
+        self._rank, self._workers, self._gradients, self._task = rank, workers, gradients, task
         self._train, self._test, self._of_each = train, test, of_each
+        self.looks_at = "test" if validation is None else "validation"
+        """What the learning curve, the goal and the best model go by."""
+        self._judged = test if validation is None else validation
+        self._best: tuple[dict[str, float], bytes] | None = None
+        """The model that was judged last, if it is the best so far."""
         self.curve: list[dict[str, Any]] = []
 
     def initial_loss(self) -> float:
         """The training loss of the model as it is; all workers call it together."""
-        chosen = min(INITIAL_SAMPLES, len(self._train))
+        chosen = min(self._task.glance, len(self._train))
         sums = self._gradients.evaluate(self._train, self._share(chosen))
         self._workers.all_reduce(sums)
         return float(sums[0]) / chosen
@@ -50,22 +70,56 @@ class Judge:
         size = max(SHARE, -(-samples // self._workers.size))
         return torch.arange(samples)[self._workers.rank * size : (self._workers.rank + 1) * size]
 
-    def together(self, values: Tensor) -> tuple[float, float]:
-        """Mean test loss and metric of a replica with these values; each worker takes a share of the samples."""
+    def together(self, values: Tensor, step: int, epoch: float) -> Score:
+        """How good a replica with these values is, the run's after so many steps; each worker takes a share of the
+        samples."""
         with self._gradients.replica.holding(values):
-            sums = self._gradients.evaluate(self._test, self._share(len(self._test)))
-        self._workers.all_reduce(sums)
-        test_loss, metric = (sums / len(self._test)).tolist()
-        return test_loss, metric
+            score = self._together(self._judged)
+            if self._workers.rank == 0:
+                self._keep_best(score, step, epoch)
+        return score
 
-    def alone(self, x: Tensor) -> tuple[float, float]:
+    def in_the_end(self, values: Tensor) -> Score | None:
+        """The test samples, where others were judged until now; all workers call it together."""
+        if self._judged is self._test:
+            return None
+        with self._gradients.replica.holding(values):
+            return self._together(self._test)
+
+    def _together(self, samples: SampleSet) -> Score:
+        sums = self._gradients.evaluate(samples, self._share(len(samples)))
+        self._workers.all_reduce(sums)
+        more = self._gradients.evaluate_whole(samples) if self._workers.rank == 0 else {}
+        score = self._score(sums / len(samples), more)
+        metric = torch.tensor([score.metric], dtype=torch.float64)
+        if self._task.evaluate is not None:  # which worker 0 calls alone
+            self._workers.broadcast(metric)
+        return Score(score.loss, float(metric), score.metrics)
+
+    def alone(self, x: Tensor, step: int, epoch: float) -> Score:
         """The same by this worker alone, while the others go on; `x` may be the parameters without buffers."""
         with self._gradients.replica.holding(x):
-            sums = self._gradients.evaluate(self._test, torch.arange(len(self._test)))
-        test_loss, metric = (sums / len(self._test)).tolist()
-        return test_loss, metric
+            score = self._alone()
+            self._keep_best(score, step, epoch)
+        return score
 
-    def record(self, shards: Shards, step: int, now: float, train_loss: float, test_loss: float, metric: float) -> None:
+    def _alone(self) -> Score:
+        sums = self._gradients.evaluate(self._judged, torch.arange(len(self._judged)))
+        return self._score(sums / len(self._judged), self._gradients.evaluate_whole(self._judged))
+
+    def _score(self, means: Tensor, more: Mapping[str, float]) -> Score:
+        loss, *values = means.tolist()
+        metrics = dict(zip(self._task.measures, values, strict=True)) | dict(more)
+        return Score(loss, metrics.get(self._task.metric_name, math.nan), metrics)
+
+    def _keep_best(self, score: Score, step: int, epoch: float) -> None:
+        key, better = f"{self.looks_at}_{self._task.metric_name}", self._task.is_better
+        self._best = None
+        if better(score.metric, None) and all(better(score.metric, point[key]) for point in self.curve):
+            found = {"step": step, "epoch": epoch, "metric": score.metric}
+            self._best = found, model_bytes(self._gradients.portion.state_dict(), found)
+
+    def record(self, shards: Shards, step: int, now: float, train_loss: float, score: Score) -> None:
         """A point of the learning curve: the model after so many steps of all workers."""
         if self.curve and self.curve[-1]["step"] == step:
             return
@@ -75,29 +129,36 @@ class Judge:
             "samples": shards.samples_until(step),
             "seconds": now,
             "train_loss": finite(train_loss),
-            "test_loss": finite(test_loss),
-            f"test_{self._metric}": finite(metric),
+            **score.named(self.looks_at),
         }
         self.curve.append(point)
         self._rank.tell("point", point, b"")
+        if self._best is not None:
+            self._rank.tell("best", *self._best)
+            self._best = None
 
     def own_replica(self, values: Tensor) -> dict[str, Any]:
         """How far the workers' replicas are apart and, on request, how good this one is; all call it together."""
-        apart = distance_from_mean(values, self._workers)
+        apart = distance_from_mean(values, self._workers, self._gradients.portion)
         distance = {"consensus_distance": apart}
         if not self._of_each or apart == 0:
             return distance
-        _, metric = self.alone(values)
+        metric = self.own_metric(values)
         self._workers.barrier()
-        return distance | {"own_metric": finite(metric)}
+        return distance | {"own_metric": metric}
+
+    def own_metric(self, values: Tensor) -> float | None:
+        """How good a replica with these values is by itself, in the end."""
+        with self._gradients.replica.holding(values):
+            return finite(self._alone().metric)
 
 
-def distance_from_mean(values: Tensor, workers: Comm) -> float | None:
+def distance_from_mean(values: Tensor, workers: Comm, portion: Portion) -> float | None:
     """The root of the mean square distance of the workers' values from their mean; all call it together."""
     mean = values.clone()
     if workers.size > 1:
         workers.all_reduce(mean, "mean")
-    square = (values - mean).double().square().sum().reshape(1).cpu()
+    square = portion.square(values - mean)
     workers.all_reduce(square, "mean")
     return finite(float(square.sqrt()))
 

@@ -20,6 +20,7 @@ from hocket.drivers.report import model_bytes, report, server_report
 from hocket.drivers.session import FRAME, Session
 from hocket.engines.engine import engine
 from hocket.engines.processes import gather_json
+from hocket.layouts.mesh import Layout
 from hocket.measure.combined import combined
 from hocket.measure.result import Result, versions
 
@@ -27,8 +28,11 @@ from hocket.measure.result import Result, versions
 class Outcome:
     """Of one block, on one rank."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int) -> None:
+    def __init__(
+        self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int, layout: Layout | None
+    ) -> None:
         self._rank, self._strategy, self._text, self._workers, self._seed = rank, strategy, text, workers, seed
+        self._layout = layout
         self._curve: list[dict[str, Any]] = []
         self._metric = "metric"
         self._reports: list[dict[str, Any]] = []
@@ -67,18 +71,18 @@ class Outcome:
 
     def end(self, prepared: Sequence[Prepared], before: Sequence[Tensor], loaders: Sequence[Loader]) -> None:
         """After the farewell: all workers' reports, on every worker."""
-        rank, first, group = self._rank, self._first, self._first.session.group
+        rank, first, everyone = self._rank, self._first, self._first.session.everyone
         seconds = rank.clock.now() - self._began_s
         with rank.clock.paused():
             for one in prepared:
                 one.session.comm.settle()
             mine = report(first.session, seconds) | self._own(prepared, before, loaders, seconds)
-            self._reports = gather_json(group, mine)
+            self._reports = gather_json(everyone, mine)
             servers = self._of_servers()
-            self._servers: list[dict[str, Any]] = gather_json(group, servers)[0]
+            self._servers: list[dict[str, Any]] = gather_json(everyone, servers)[0]
             if rank.comm.rank == 0:
-                self._state = {k: v.detach().clone() for k, v in first.model.state_dict().items()}
-                rank.tell("model", {}, model_bytes(first.replica))
+                self._state = {k: v.detach().clone() for k, v in first.portion.state_dict().items()}
+                rank.tell("model", {}, model_bytes(self._state))
 
     def _own(
         self, prepared: Sequence[Prepared], before: Sequence[Tensor], loaders: Sequence[Loader], seconds: float
@@ -93,7 +97,7 @@ class Outcome:
             "samples": self._first.samples,
             "bytes_sent": sum(one.session.totals.bytes_sent for one in prepared),
             "messages": sum(one.session.totals.messages for one in prepared),
-            "parameters": sum(one.replica.x.numel() for one in prepared),
+            "parameters": sum(one.portion.parameters for one in prepared),
             "consensus_distance": self._distance(before[0]),
             "diverged_at_step": None,
         }
@@ -102,7 +106,7 @@ class Outcome:
         """None where the model lies in one place: workers have copies of some age, whose distance says nothing."""
         if self._strategy.server_ranks() or "shared-memory" in self._strategy.needs:
             return None
-        return distance_from_mean(before, self._first.session.group)
+        return distance_from_mean(before, self._first.session.group, self._first.portion)
 
     def _of_servers(self) -> list[dict[str, Any]]:
         comm = self._rank.comm
@@ -118,12 +122,14 @@ class Outcome:
 
     def result(self, task: str) -> Result:
         last = self._curve[-1] if self._curve else {}
+        parts = self._layout.ranks if self._layout else 1
         known: dict[str, Any] = dict(
             task=task,
             strategy=self._text,
             engine=self._rank.engine,
             driver="pytorch",
-            workers=self._workers,
+            workers=self._workers * parts,
+            layout=str(self._layout or ""),
             seed=self._seed,
             train_loss=None,
             test_loss=None,
@@ -135,7 +141,8 @@ class Outcome:
             versions=versions(),
         )
         simulated = engine[self._rank.engine].virtual_time
-        return Result(**known | combined(self._reports, self._servers, simulated=simulated), state=self._state)
+        found = combined(self._reports, self._servers, simulated=simulated, parts=parts)
+        return Result(**known | found, state=self._state)
 
 
 def _epochs(loaders: Sequence[Loader]) -> float:

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hocket import optim
-from hocket.core.comm import Rank
+from hocket.core.comm import Comm, Rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.drivers.batched import BatchedModel
 from hocket.drivers.course import Course
 from hocket.drivers.feed import Pool
 from hocket.drivers.from_pool import FromPool
-from hocket.drivers.gradients import Gradients, WholeModel
+from hocket.drivers.gradients import WholeModel
+from hocket.drivers.held_back import held_back
+from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
+from hocket.drivers.prefetch import Prefetched
 from hocket.drivers.report import server_report
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
+from hocket.drivers.split_model import seat, split_gradients
+from hocket.layouts.mesh import Mesh
 from hocket.measure.trace import Trace
 from hocket.tasks import SampleSet, Task
 
 
 def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> dict[str, Any]:
     """One rank's part in a run: the first are workers, those behind them servers."""
+    if rank.comm.rank >= plan.training_ranks:
+        return serve_rank(rank, plan, task)
     device = device_of(plan.device, 0 if plan.batched else rank.comm.rank)
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # or the speed-up over one worker is fake
-    session = Session(rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace))
-    model = task.build_model(plan.seed)
-    if session.is_server:
-        return _serve(session, plan, Replica(model, device))
-    gradients: Gradients
-    if plan.batched:
-        assert rank.turns is not None, "only where ranks take turns"
-        gradients = BatchedModel(task, train.to(device), plan.workers, rank.comm.rank, model, device, rank.turns)
-    else:
-        gradients = WholeModel(task, Replica(model, device), train.to(device))
-    replica = gradients.replica
-    course = Course(session, plan, task, gradients, train, test.to(device))
+    train, validation = held_back(plan, task, train)
+    session, source = _source(rank, plan, task, train.to(device), device)
+    replica = source.replica
+    judged = validation.to(device) if validation else None
+    course = Course(session, plan, task, source, train, test.to(device), judged)
     optimizer = optim.make(plan.optimizer, replica, plan.lr, plan.momentum)
     schedule = Schedule(plan, optimizer, course.shards.steps)
     if plan.compiled:
@@ -51,21 +51,64 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
         tickets = course.shards.steps * plan.workers
         meet_every, at_the_end = plan.checkpoint.epochs * tickets, course.saves_at_the_end()
         pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end)
-    session.begin(replica)
-    session.work(optimizer, optim.step_of(optimizer), plan.batch)
+    session.begin(replica, source.portion)
+    session.work(optimizer, _step_of(optimizer, plan, replica.g, source.portion.length), plan.batch)
     position = course.begin(schedule)
-    return train_in_step(course, position) if pool is None else FromPool(course, pool, position).run()
+    if pool is not None:
+        return FromPool(course, pool, position).run()
+    if not plan.loaders:
+        return train_in_step(course, position)
+    source.train = loaded = Prefetched(train, plan.loaders, course.upcoming, plan.seed, session.worker.rank)
+    try:
+        with rank.clock.paused():
+            loaded.start(session.everyone)
+        return train_in_step(course, position)
+    finally:
+        loaded.close()
 
 
-def _serve(session: Session, plan: Plan, replica: Replica) -> dict[str, Any]:
-    """The life of a server rank."""
+def _step_of(
+    optimizer: torch.optim.Optimizer, plan: Plan, g: Tensor, length: optim.Length = torch.linalg.vector_norm
+) -> Callable[[], object]:
+    """A step of the optimizer. Where workers go in step it is there that a gradient is clipped, after all that the
+    strategy does to it; elsewhere each worker has clipped its own."""
+    return optim.clipped(optim.step_of(optimizer), g, plan.clip if plan.made_strategy.lockstep else 0.0, length)
+
+
+def _source(
+    rank: Rank, plan: Plan, task: Task, train: SampleSet, device: torch.device
+) -> tuple[Session, WholeModel | Pipelined]:
+    """This rank's session, and where its gradients come from."""
+    if plan.made_layout.ranks > 1:
+        mesh = Mesh(rank.comm, plan.made_layout)
+        session = _session(seat(rank, mesh), plan, device, mesh.everyone)
+        return session, split_gradients(session, mesh, plan, task, train, device)
+    session, model = _session(rank, plan, device), task.build_model(plan.seed)
+    if plan.batched:
+        assert rank.turns is not None, "only where ranks take turns"
+        return session, BatchedModel(task, train, plan.workers, rank.comm.rank, model, device, rank.turns)
+    return session, WholeModel(task, Replica(model, device), train, piece=plan.piece, autocast=plan.autocasts)
+
+
+def _session(rank: Rank, plan: Plan, device: torch.device, everyone: Comm | None = None) -> Session:
+    if device.type == "cpu":
+        torch.set_num_threads(plan.made_strategy.threads)  # one, or the speed-up over one worker is fake
+    return Session(
+        rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace), plan.made_compressor, everyone
+    )
+
+
+def serve_rank(rank: Rank, plan: Plan, task: Task) -> dict[str, Any]:
+    """The life of a server rank, which needs no samples."""
+    device = device_of(plan.device, rank.comm.rank)
+    session, replica = _session(rank, plan, device), Replica(task.build_model(plan.seed), device)
     x, g = session.part_of(replica.x), session.part_of(replica.g)
-    # Before all begin: torch imports a second's worth of modules for its first optimizer
+    # Before all begin: torch may have a second's worth of modules to import for it
     optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
     session.begin(replica)
     clock = session.rank.clock
     began_s = session.trace.origin_s = clock.now()
-    server = session.serve(x, g, optimizer, optim.step_of(optimizer))
+    server = session.serve(x, g, optimizer, _step_of(optimizer, plan, g))
     session.rank.tell("events", {"events": session.trace.take()}, b"")
     return server_report(session, server, clock.now() - began_s)
 
@@ -96,6 +139,8 @@ def train_in_step(course: Course, saved: dict[str, Any] | None) -> dict[str, Any
             judged = step
             if course.pulse(final=False):
                 break
+        if step % steps == 0:
+            course.epochs_are_over(step // steps)
         if step % steps == 0 and step != kept:
             kept = step
             if course.saves_after(step // steps) and course.save(position):

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hocket.compress import Compressor, Identity, make
+from hocket.core.errors import UserError
+from hocket.layouts.mesh import Layout
 from hocket.strategies import Strategy, strategy
 
 
@@ -36,6 +39,14 @@ class Cadence:
     seconds: float = math.inf
 
 
+def compressor_for(text: str, chosen: Strategy) -> Compressor:
+    """The compressor that a text describes, if there is anything for it to do under a strategy."""
+    made = make(text)
+    if not isinstance(made, Identity) and not chosen.sends:
+        raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave compress out")
+    return made
+
+
 @dataclass(frozen=True)
 class Plan:
     """One training, decided. `strategy` and `task` are texts, so that a fresh process can make them again."""
@@ -54,12 +65,27 @@ class Plan:
     lr: float
     lr_decay: float
     """What the learning rate is multiplied by after every epoch."""
+    lr_falls: bool
+    """Whether the rate falls linearly, to 0 at the end of the run."""
     scale_lr: bool
     warmup: float
     """Epochs over which the learning rate rises to its full height."""
     momentum: float
     optimizer: str
+    schedule: str
+    """One of torch.optim.lr_scheduler, by name and options, or empty."""
+    clip: float
+    """The longest that a gradient may be; 0 is any length."""
+    accumulate: int
+    """Pieces that a batch is computed in."""
+    autocast: str
+    """What the model computes in: `bf16`, or `none` for what its parameters are."""
+    loaders: int
+    """Processes beside each worker that take samples for it."""
     seed: int
+    validation: float
+    """Share of the training samples that is kept back and judged in place of the test samples; 0 is none, or what the
+    task brings."""
     goal: Goal
     evaluate_every: float
     """Epochs between two points of the learning curve."""
@@ -75,10 +101,41 @@ class Plan:
     """Whether the workers run compiled, outside Python."""
     batched: bool = False
     """Whether the gradients of many workers are computed in one call."""
+    compress: str = "none"
+    layout: str = ""
+    """How a worker's model is split over ranks, such as tensor=2; empty is not at all."""
+
+    @cached_property
+    def made_compressor(self) -> Compressor:
+        return make(self.compress)
 
     @cached_property
     def made_strategy(self) -> Strategy:
         return strategy.make(self.strategy)
+
+    @cached_property
+    def made_layout(self) -> Layout:
+        return dataclasses.replace(Layout.parse(self.layout), data=self.workers)
+
+    @property
+    def training_ranks(self) -> int:
+        """Workers, each as many ranks as its model is split over."""
+        return self.workers * self.made_layout.ranks
+
+    @property
+    def piece(self) -> int:
+        """Samples that are computed at a time."""
+        return self.batch // self.accumulate
+
+    @property
+    def autocasts(self) -> bool:
+        return self.autocast != "none"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is one of sgd on a whole batch, at a rate that changes between epochs at most."""
+        beside = self.warmup or self.clip or self.loaders or self.schedule or self.autocasts
+        return self.optimizer == "sgd" and self.accumulate == 1 and not beside
 
     @property
     def driver(self) -> str:

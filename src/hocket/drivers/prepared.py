@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_
 
 from hocket import optim
 from hocket.core.errors import UserError
@@ -19,15 +20,24 @@ from hocket.drivers.checkpoint import pack_state, unpack_state
 from hocket.drivers.judge import mean_replica
 from hocket.drivers.session import Session
 from hocket.drivers.watch import Watch
+from hocket.layouts.portion import Portion
+from hocket.measure.sometimes import Sometimes
 
 
 class Prepared:
     """The optimizer stays the user's object, so that schedulers and checkpoints go on working: only its `step` and
     `zero_grad` are replaced, until `release`."""
 
-    def __init__(self, session: Session, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.session, self.model, self.optimizer = session, model, optimizer
-        self.replica = Replica(model)
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        portion: Portion,
+        optimizer: torch.optim.Optimizer,
+        within: Sometimes | None = None,
+    ) -> None:
+        self.session, self.replica, self.portion, self.optimizer = session, replica, portion, optimizer
+        self.model, self._within = replica.model, within
         self.watch = Watch(self.replica, optimizer)
         self.unweighed: float | None = None
         """Samples since the last step; None if nobody counts them."""
@@ -38,7 +48,7 @@ class Prepared:
 
     def begin(self) -> None:
         """Everyone gets rank 0's weights and its optimizer's state."""
-        self.session.begin(self.replica)
+        self.session.begin(self.replica, self.portion)
         self._share_optimizer()
 
     def _share_optimizer(self) -> None:
@@ -134,7 +144,7 @@ class Prepared:
             return False
         anywhere = found.detach().double().cpu().reshape(1)
         if self.session.strategy.lockstep:
-            self.session.comm.all_reduce(anywhere, "max")
+            self.session.meeting.all_reduce(anywhere, "max")
         scale: Tensor | None = optimizer.grad_scale
         if not anywhere and scale is not None:
             self.replica.collect()
@@ -148,10 +158,13 @@ class Prepared:
 
     def clip(self, parameters: list[nn.Parameter], max_norm: float, norm_type: float) -> Tensor:
         """Clip the gradient that the optimizer will see at the next step; the norm is known then."""
-        norm = torch.zeros((), device=self.replica.x.device)
+        norm, chosen = torch.zeros((), device=self.replica.x.device), {id(p) for p in parameters}
+        named = [(n, p) for n, p in zip(self.replica.names, self.replica.parameters, strict=True) if id(p) in chosen]
 
         def clip() -> None:
-            norm.copy_(clip_grad_norm_(parameters, max_norm, norm_type))
+            gradients = {name: p.grad for name, p in named if p.grad is not None}
+            norm.copy_(self.portion.norm(gradients, norm_type))
+            clip_grads_with_norm_(parameters, max_norm, norm)
 
         self._clip = clip
         return norm
@@ -176,6 +189,10 @@ class Prepared:
         worker, strategy = self.session.worker, self.session.strategy
         found = strategy.consensus(worker)
         return mean_replica(self.replica, self.session.group, *strategy.part(worker)) if found is None else found
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Inside, what the parts of a model tell each other is not counted."""
+        return self._within.uncounted() if self._within else nullcontext()
 
     def end(self) -> None:
         """The farewell: the strategy ends, and everyone has one model."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from safetensors.torch import save
+from torch import Tensor
 
-from hocket.core.replica import Replica
 from hocket.core.serving import Server
 from hocket.drivers.session import Session
 from hocket.measure.meter import Totals
+
+ABOUT_BEST = "best"
+"""Where in the header of a model's file it says when that was the best one."""
 
 
 def report(session: Session, seconds: float) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def report(session: Session, seconds: float) -> dict[str, Any]:
         "steps": worker.step,
         "samples": session.rank.status.samples,
         "staleness": {str(k): v for k, v in worker.staleness.items()},
-        "parameters": session.replica.x.numel(),
+        "parameters": session.portion.parameters,
         **_traffic(session),
         **_times(session.totals, seconds, worker.shared.lock_wait_s() if shared else 0.0),
     }
@@ -76,7 +80,7 @@ def _shared_vector(session: Session) -> dict[str, Any]:
     }
 
 
-def model_bytes(replica: Replica) -> bytes:
-    """The model's state dict as a safetensors file."""
-    state = replica.model.state_dict()
-    return bytes(save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}))
+def model_bytes(state: dict[str, Tensor], best: dict[str, float] | None = None) -> bytes:
+    """A model's state dict as a safetensors file; of the best model with its step, epoch and metric in the header."""
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+    return bytes(save(tensors, {ABOUT_BEST: json.dumps(best)} if best else None))

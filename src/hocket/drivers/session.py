@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.compress import Compressor, Identity
+from hocket.compress.averaging import CompressedMeans
+from hocket.compress.channel import Compressed
+from hocket.compress.memory import Memory
 from hocket.core.comm import Comm, Rank
 from hocket.core.forward import Mailbox, OnDevice
-from hocket.core.message import Message
+from hocket.core.means import Mean, weighted_mean
+from hocket.core.message import Message, Seal, as_it_is
 from hocket.core.replica import Gradient, Replica
 from hocket.core.seeds import generators, restore_generators
 from hocket.core.serving import Frame, Server, parts
@@ -20,6 +25,7 @@ from hocket.core.sharing import Sharing
 from hocket.core.state import Kept, moved, refill
 from hocket.core.worker import Strategy, Worker
 from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
+from hocket.layouts.portion import AllOfIt, Portion
 from hocket.measure.meter import Metered, Totals
 from hocket.measure.timebase import ahead_s
 from hocket.measure.trace import Trace
@@ -36,7 +42,15 @@ class Session:
     """
 
     def __init__(
-        self, rank: Rank, strategy: Strategy, workers: int, seed: int, device: torch.device, trace: Trace | None = None
+        self,
+        rank: Rank,
+        strategy: Strategy,
+        workers: int,
+        seed: int,
+        device: torch.device,
+        trace: Trace | None = None,
+        compressor: Compressor | None = None,
+        everyone: Comm | None = None,
     ) -> None:
         self.rank, self.strategy, self.workers, self._seed = rank, strategy, workers, seed
         self.is_server = rank.comm.rank >= workers
@@ -44,12 +58,18 @@ class Session:
         self.totals = Totals()
         self.group: Comm = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else rank.comm
         """The workers, or the servers, among themselves: what is said here is not counted."""
+        self.everyone = everyone or self.group
+        """All who train: where a model is split over ranks, `rank.comm` has only those with the same part of it."""
         self._device = device
         self._mail = Mailbox(self._on_device(self.group))
         self.comm = self._metered(self._mail)
         self.world = self._metered(self._on_device(rank.comm)) if strategy.server_ranks() else self.comm
+        self.meeting: Comm = self.comm if everyone is None else self.beside(everyone)
+        """All who train, and what is said counts as the strategy's does."""
         self.compile_s = 0.0
         self._kept = Kept()
+        compresses = compressor is not None and not isinstance(compressor, Identity)
+        self._memory = Memory(compressor, self._kept, seed, rank.comm.rank) if compressor and compresses else None
 
     def _on_device(self, comm: Comm) -> Comm:
         return comm if self._device.type == "cpu" else OnDevice(comm, self._device)
@@ -57,18 +77,28 @@ class Session:
     def _metered(self, comm: Comm) -> Metered:
         return Metered(comm, self.rank.clock, self.rank.status, self.trace, self.totals)
 
+    def beside(self, comm: Comm) -> Comm:
+        """Another communicator of this rank's, whose traffic counts as the strategy's does."""
+        return self.comm.around(self._on_device(comm))
+
     # The life of a worker
 
-    def begin(self, replica: Replica) -> None:
-        """Everyone sets out from rank 0's weights."""
+    def begin(self, replica: Replica, portion: Portion | None = None) -> None:
+        """Everyone sets out from rank 0's weights. `portion` is what the replica is of the model, unless all of it."""
         self.replica = replica
+        self.portion = portion or AllOfIt(replica)
         self.rank.status.step = self.rank.status.samples = 0
         with self.rank.clock.paused():
+            if self._memory is not None:
+                self._memory.warm_up()
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             replica.spread()
             self.rank.comm.barrier()
-            self.comm.ahead_s = self.world.ahead_s = ahead_s(self.rank.comm, self.rank.clock)
+            all_ranks = self.rank.comm if self.everyone is self.group else self.everyone
+            ahead = ahead_s(all_ranks, self.rank.clock)
+            self.comm.set_ahead(ahead)
+            self.world.set_ahead(ahead)
 
     def work(
         self,
@@ -80,9 +110,13 @@ class Session:
         """Make the worker; `start` follows. `batch` is a full one's samples, where that is known; `sharing` takes the
         place of the strategy's own."""
         self.optimizer = optimizer
+        comm, seal = self._compressed(self.comm)
+        world, _ = self._compressed(self.world)
+        mixing = 1.0 if self._memory is None else self._memory.scheme.mixing
         self.worker = worker = Worker(
-            self.comm, self.rank.clock, self.replica, optimizer, self._seed,
-            self.replica.stepping(optimizer, optimizer_step), self.world, self._kept, self._served, batch,
+            comm, self.rank.clock, self.replica, optimizer, self._seed,
+            self.replica.stepping(optimizer, optimizer_step), world, self._kept, self._served, batch,
+            self._mean(), seal, mixing,
         )  # fmt: skip
         sharing = sharing or self.strategy.sharing(self.replica.x.numel(), worker.size)
         if sharing is not None:
@@ -92,6 +126,18 @@ class Session:
             self.rank.status.operation = "compute"
             self.compile_s += time.perf_counter() - began
         return worker
+
+    def _compressed(self, comm: Comm) -> tuple[Comm, Seal]:
+        if self._memory is None:
+            return comm, as_it_is
+        compressed = Compressed(comm, self._memory, self.replica.x.dtype)
+        return compressed, compressed.seal
+
+    def _mean(self) -> Mean:
+        if self._memory is None:
+            return weighted_mean
+        shapes = [p.shape for p in self.replica.parameters]
+        return CompressedMeans(self._memory, self.replica.x, shapes, self.optimizer)
 
     def start(self) -> None:
         """Start the strategy, up to the first gradient that it asks for."""
@@ -105,6 +151,11 @@ class Session:
         status.step = worker.step
         status.samples += int(g.samples)
         self._steps.send(g)
+        self._parameters_changed()
+
+    def _parameters_changed(self) -> None:
+        if self._memory is not None:
+            self.portion.make_alike()  # each rank has lost something else
         self.replica.spread()
 
     def count(self, steps: int, samples: int) -> None:
@@ -114,11 +165,13 @@ class Session:
         self.rank.status.samples += samples
 
     def end(self) -> None:
-        """The farewell: the strategy ends, and everyone has one model."""
+        """The farewell: the strategy ends, and everyone has one model. What is said last is said exactly."""
+        if self._memory is not None:
+            self._memory.exactly = True
         try:
             self._steps.send(None)
         except StopIteration:
-            self.replica.spread()
+            self._parameters_changed()
             return
         raise AssertionError("a strategy must end when it is sent None")
 
@@ -151,7 +204,8 @@ class Session:
             rank.status.step += 1
 
         frame = Frame(show, save, load)
-        server = Server(self.world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept)
+        world, seal = self._compressed(self.world)
+        server = Server(world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept, seal)
         self.strategy.server(server)
         return server
 
@@ -185,7 +239,7 @@ class Session:
             self._mail.take_in()
             self.comm.settle()
             yield
-            self.group.barrier()
+            self.everyone.barrier()
             self.rank.clock.line_up()
             self._tell_servers("back")
 
@@ -196,7 +250,7 @@ class Session:
     def gather(self, more: dict[str, Any]) -> list[Tensor]:
         """Every rank's packed state, on worker 0; called inside `pause`. `more` is what the driver adds of its own."""
         comm, me = self.rank.comm, self.rank.comm.rank
-        own = pack_state(self._worker_state() | {"driver": more})
+        own = pack_state(self.portion.whole(self._worker_state()) | {"driver": more})
         if me:
             comm.isend(0, Message("state", (), (own,)), FRAME).wait()
             return []
@@ -218,6 +272,7 @@ class Session:
                         comm.recv(r, FRAME)
             else:
                 state = unpack_state(comm.recv(0, FRAME)[1].tensors[0])
+            state = self.portion.own(state)
             self._load_common(state)
             self._load_worker(state)
         return state

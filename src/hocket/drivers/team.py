@@ -7,23 +7,31 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hocket.core.comm import Comm, Counter, Op, Rank
+from hocket.compress import Compressor, Identity
+from hocket.core.comm import Comm, Counter, Rank
 from hocket.core.errors import CommError, UserError
+from hocket.core.replica import Replica
 from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
+from hocket.drivers.fitting import check, for_workers
 from hocket.drivers.loader import Loader, make_loader
 from hocket.drivers.outcome import Outcome
 from hocket.drivers.prepared import Prepared, check_optimizer
 from hocket.drivers.session import Session
+from hocket.drivers.split_model import seat, split_for_a_loop
+from hocket.drivers.talk import Talk
 from hocket.drivers.watch import compare_replicas
+from hocket.layouts.mesh import Mesh
+from hocket.layouts.portion import AllOfIt
 from hocket.measure.meter import Metered, Totals
 from hocket.measure.result import Result
+from hocket.measure.sometimes import Sometimes
 from hocket.measure.trace import Trace
 from hocket.strategies import Strategy
 
@@ -32,11 +40,21 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 V = TypeVar("V")
 
 
-class Team:
+class Team(Talk):
     """`hocket.join` makes it. Methods that make the workers meet say so; all of them call those equally often."""
 
-    def __init__(self, rank: Rank, strategy: Strategy, text: str, workers: int, seed: int) -> None:
-        self._rank, self._strategy, self._seed = rank, strategy, seed
+    def __init__(
+        self,
+        rank: Rank,
+        strategy: Strategy,
+        text: str,
+        workers: int,
+        seed: int,
+        compressor: Compressor,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._strategy, self._seed, self._compressor, self._mesh = strategy, seed, compressor, mesh
+        self._rank = seat(rank, mesh) if mesh else rank
         self._prepared: list[Prepared] = []
         self._loaders: list[Loader] = []
         self._left = False
@@ -44,10 +62,13 @@ class Team:
         self.size = workers
         """How many workers there are."""
         self.rank = rank.comm.rank
-        """This worker's number; rank 0 is the one to print and save. Servers have numbers behind the workers'."""
-        self.is_server = self.rank >= workers
+        """This rank's number; rank 0 is the one to print and save. It is the worker's, unless a model is split: then a
+        worker is several ranks. Servers have numbers behind the workers'."""
+        self.worker = self._rank.comm.rank
+        """This worker's number, which all ranks with parts of its model have."""
+        self.is_server = self.worker >= workers
         self._workers: Comm | None = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
-        self._outcome = Outcome(rank, strategy, text, workers, seed)
+        self._outcome = Outcome(self._rank, strategy, text, workers, seed, mesh.layout if mesh else None)
 
     @property
     def comm(self) -> Comm:
@@ -59,6 +80,10 @@ class Team:
             rank = self._rank
             self._workers = Metered(self._workers, rank.clock, rank.status, Trace(0), self._totals)
         return self._workers
+
+    def everyone(self) -> Comm:
+        """Before `prepare`, servers run the user's script too."""
+        return self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.comm
 
     @property
     def bytes_sent(self) -> int:
@@ -72,7 +97,7 @@ class Team:
 
         Call it again for further models, each with an optimizer of its own. From the first call on, the random numbers
         of torch, NumPy and Python differ from worker to worker. A server rank serves here until all workers are done;
-        then its script ends.
+        then its script ends. Where a model is split, the model that is returned is this rank's part.
         """
         if self._prepared and self._strategy.server_ranks():
             raise UserError(
@@ -82,12 +107,10 @@ class Team:
         if any(model is one.model or optimizer is one.optimizer for one in self._prepared):
             raise UserError("team.prepare has this model or optimizer already; call it once for each pair")
         check_optimizer(model, optimizer, servers=self._strategy.server_ranks())
-        rank = self._rank
-        if self._prepared:  # what one model's strategy says must not reach another's
-            rank = dataclasses.replace(rank, comm=rank.comm.split(0))
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        prepared = Prepared(Session(rank, self._strategy, self.size, self._seed, device), model, optimizer)
+        self._compressor.check_model([p.shape for p in model.parameters() if p.requires_grad])
+        prepared = self._bring_under(model, optimizer)
         prepared.begin()
+        rank = self._rank
         if self.is_server:
             began_s = rank.clock.now()
             self._outcome.tell_of_server(prepared.session, prepared.serve(), began_s)
@@ -97,18 +120,35 @@ class Team:
         if len(self._prepared) == 1:
             with rank.clock.paused():
                 self.comm.barrier()  # made here, before anybody leaves; and ranks that are threads share generators
-                seed_everything(stream(self._seed, "model", self.rank))
+                seed_everything(stream(self._seed, "model", self.worker))
             self._outcome.begin(prepared)
-        return model, optimizer
+        return cast(M, prepared.model), optimizer
+
+    def _bring_under(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
+        """The whole model or, with a layout, this rank's part of it."""
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        rank, mesh = self._rank, self._mesh
+        if self._prepared:  # what one model's strategy says must not reach another's
+            rank = dataclasses.replace(rank, comm=rank.comm.split(0))
+        everyone = mesh.everyone if mesh else None
+        session = Session(rank, self._strategy, self.size, self._seed, device, None, self._compressor, everyone)
+        if mesh is None:
+            replica = Replica(model)
+            return Prepared(session, replica, AllOfIt(replica), optimizer)
+        within = Sometimes(session.beside(mesh.within), mesh.within)
+        with rank.clock.paused():
+            placed = split_for_a_loop(mesh, within, model, optimizer)
+        return Prepared(session, placed.replica, placed.portion, optimizer, within)
 
     def shard(self, dataset: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
         """A DataLoader over this worker's part of the data, shuffled anew each epoch.
 
         `batch_size` is each worker's. `shuffle=False`, `drop_last=True` and `sampler` mean what they mean to a
         DataLoader, of all workers' batches together; other options go to it (num_workers, collate_fn, ...). Where
-        workers do not wait for each other, batches come from one pool: who is fast takes more of them.
+        workers do not wait for each other, batches come from one pool: who is fast takes more of them; make the loader
+        before the loop there, as its first pass makes them meet.
         """
-        loader: Any = make_loader(self, dataset, batch_size, self.size, self.rank % self.size, self._seed, options)
+        loader: Any = make_loader(self, dataset, batch_size, self.size, self.worker % self.size, self._seed, options)
         self._loaders.append(loader)
         found: DataLoader[Any] = loader  # one of a stream is iterated like it
         return found
@@ -157,7 +197,7 @@ class Team:
     def average(self) -> None:
         """Replace all replicas by their mean, now. The workers meet."""
         for one in self._all_prepared("average"):
-            with self._named("average"):
+            with self.named("average"):
                 one.session.worker.average_replicas()
                 one.replica.spread()
 
@@ -169,9 +209,10 @@ class Team:
         place, such as on a server.
         """
         prepared = self._all_prepared("evaluate")
-        with self._named("evaluate"), self._aside() as now, ExitStack() as stack:
+        with self.named("evaluate"), self._aside() as now, ExitStack() as stack:
             for one in prepared:
                 stack.enter_context(one.replica.holding(one.returned()))
+                stack.enter_context(one.uncounted())
                 stack.enter_context(_evaluating(one.model))
             with torch.no_grad():
                 value = fn(*(one.model for one in prepared))
@@ -181,71 +222,15 @@ class Team:
     @contextmanager
     def _aside(self) -> Iterator[float]:
         """Outside the clock, from where workers go on as far apart as they came."""
-        clock, group = self._rank.clock, self._prepared[0].session.group
+        clock, everyone = self._rank.clock, self._prepared[0].session.everyone
         now = clock.now()
         with clock.paused():
             times = torch.tensor([-now, now], dtype=torch.float64)
             if self._strategy.lockstep:
-                group.all_reduce(times, "max")
+                everyone.all_reduce(times, "max")
             yield float(times[1])
-            ranks = self.size if self._strategy.lockstep else 1
+            ranks = everyone.size if self._strategy.lockstep else 1
             clock.come_back(now, -float(times[0]), ranks)
-
-    # What the workers tell each other
-
-    def broadcast(self, value: V, source: int = 0) -> V:
-        """What rank `source` has: a tensor is filled in place, anything else made of numbers, text, tensors, lists and
-        dicts is returned. The workers meet; before `prepare`, server ranks hear it too."""
-        comm = self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.comm
-        with self._named("broadcast"):
-            if isinstance(value, Tensor):
-                _in_place(value, lambda x: comm.broadcast(x, source))
-                return value
-            packed = _packed(value) if comm.rank == source else torch.empty(0, dtype=torch.uint8)
-            length = torch.tensor([packed.numel()])
-            comm.broadcast(length, source)
-            if comm.rank != source:
-                packed = torch.empty(int(length), dtype=torch.uint8)
-            comm.broadcast(packed, source)
-            found: V = checkpoint.unpack_state(packed)["value"]
-            return found
-
-    def all_reduce(self, value: V, op: Op = "sum") -> V:
-        """The sum (or `mean`, `max`, `min`) of all workers' values: a tensor, in place, or a number. They meet."""
-        with self._named("all_reduce"):
-            if isinstance(value, Tensor):
-                _in_place(value, lambda x: self.comm.all_reduce(x, op))
-                return value
-            number = torch.tensor([value], dtype=torch.float64)
-            self.comm.all_reduce(number, op)
-            found: Any = float(number)
-            return int(found) if isinstance(value, int) and op != "mean" else found  # type: ignore[return-value]
-
-    def gather(self, value: V) -> list[V]:
-        """Every worker's value, in order of rank, on every worker: tensors, numbers, text, lists, dicts. They meet."""
-        with self._named("gather"):
-            packed = _packed(value)
-            lengths = torch.zeros(self.size, dtype=torch.int64)
-            self.comm.all_gather(lengths, torch.tensor([packed.numel()]))
-            longest = int(lengths.max())
-            everyone = torch.zeros(self.size * longest, dtype=torch.uint8)
-            self.comm.all_gather(everyone, torch.cat([packed, packed.new_zeros(longest - packed.numel())]))
-            rows = everyone.view(self.size, longest)
-            return [checkpoint.unpack_state(rows[r, : int(lengths[r])])["value"] for r in range(self.size)]
-
-    def barrier(self) -> None:
-        """Wait until all workers are here."""
-        with self._named("barrier"):
-            self.comm.barrier()
-
-    @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """A wait that comes to nothing is blamed on what the user called."""
-        try:
-            yield
-        except CommError as error:
-            error.operation = f"team.{what}"  # type: ignore[attr-defined]
-            raise
 
     # Saving
 
@@ -256,7 +241,7 @@ class Team:
         """
         prepared = self._all_prepared("save")
         values = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in more.items()}
-        with self._named("save"), ExitStack() as stack:
+        with self.named("save"), ExitStack() as stack:
             for one in prepared:
                 stack.enter_context(one.session.pause())
             driver = {"more": values, "loaders": [loader.position() for loader in self._loaders]}
@@ -264,7 +249,7 @@ class Team:
                 states = [state for one in prepared for state in one.session.gather(driver)]
             except TypeError as error:
                 raise UserError(f"team.save: {error}") from None
-            if states:
+            if states and self.rank == 0:
                 about = self._about() | {"step": prepared[0].session.worker.step}
                 checkpoint.write(Path(path), checkpoint.pack(about, states))
 
@@ -275,10 +260,10 @@ class Team:
         """
         prepared = self._all_prepared("load")
         found = None
-        if self.rank == 0:
+        if self.worker == 0:
             found = checkpoint.read(Path(path))
-            checkpoint.check(Path(path), found.about, self._about())
-            found = checkpoint.for_workers(Path(path), found, self._about())
+            check(Path(path), found.about, self._about())
+            found = for_workers(Path(path), found, self._about())
         ranks = self._rank.comm.size
         states = []
         for number, one in enumerate(prepared):
@@ -294,15 +279,26 @@ class Team:
             value.load_state_dict(driver["more"][name])
         return {name: value for name, value in driver["more"].items() if name not in more}
 
+    def state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """A prepared model's, whole on rank 0 where it is split; None is the one that was prepared first. All ranks of
+        a model call it together."""
+        for one in self._all_prepared("state_dict"):
+            if model is None or model is one.model:
+                return one.portion.state_dict()
+        raise UserError("team.state_dict takes a model that team.prepare returned")
+
     def _about(self) -> dict[str, Any]:
         """What a checkpoint must agree in with what is trained here."""
         servers, several = self._strategy.server_ranks(), len(self._prepared) > 1
         names = [type(one.optimizer).__name__ for one in self._prepared]
-        counts = [one.replica.x.numel() for one in self._prepared]
-        known = {"strategy": repr(self._strategy), "workers": self.size, "servers": servers}
-        marks = "+".join(one.replica.fingerprint() for one in self._prepared)
+        counts = [one.portion.parameters for one in self._prepared]
+        strategy = repr(self._strategy)
+        if not isinstance(self._compressor, Identity):
+            strategy += f" with {self._compressor}"
+        known = {"strategy": strategy, "workers": self.size, "servers": servers}
+        marks = "+".join(one.portion.fingerprint() for one in self._prepared)
         one_or_all = {"optimizer": names, "parameters": counts} if several else {}
-        return known | {"optimizer": names[0], "parameters": counts[0], "layout": marks} | one_or_all
+        return known | {"optimizer": names[0], "parameters": counts[0], "model": marks} | one_or_all
 
     def _all_prepared(self, what: str) -> list[Prepared]:
         if not self._prepared:
@@ -376,19 +372,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _packed(value: Any) -> Tensor:
-    try:
-        return checkpoint.pack_state({"value": value})
-    except TypeError as error:
-        raise UserError(f"only tensors, numbers, text, lists and dicts can be sent: {error}") from None
-
-
-def _in_place(x: Tensor, collective: Callable[[Tensor], None]) -> None:
-    """Collectives take whole stretches of memory that need no gradient."""
-    whole = x.detach().contiguous()
-    collective(whole)
-    if whole.data_ptr() != x.data_ptr():
-        with torch.no_grad():
-            x.copy_(whole)

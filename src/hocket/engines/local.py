@@ -273,6 +273,10 @@ class LocalComm:
     def barrier(self) -> None:
         self._meet("barrier", None, 0, lambda parts: parts)()
 
+    @property
+    def native(self) -> LocalComm:
+        return self
+
     def split(self, color: int, key: int = 0) -> Comm:
         def combine(parts: list[tuple[int, int, int]]) -> list[tuple[int, list[int]]]:
             groups = {}

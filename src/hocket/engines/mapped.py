@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.core.sharing import Sharing
-from hocket.kernels.memory.vector import Block, MappedVector, nbytes
+from hocket.kernels.memory.block import Block
+from hocket.kernels.memory.vector import MappedVector, nbytes
 
 
 def load_kernels() -> None:
@@ -21,30 +24,31 @@ def load_kernels() -> None:
 
 
 def between_processes(comm: Comm, sharing: Sharing, x: Tensor) -> MappedVector:
-    """A vector for the ranks of `comm`, each of which is a process. Its file has no name once all have mapped it."""
+    """A vector for the ranks of `comm`, each of which is a process."""
     load_kernels()
-    block: Block | None = None
-    path = torch.zeros(256, dtype=torch.uint8)
     try:
-        if comm.rank == 0:
-            block = Block.create(nbytes(sharing))
-            MappedVector.create(sharing, x, block)
-            name = str(block.path).encode()
-            path[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
-        comm.broadcast(path)
-        if block is None:
-            block = _attach(bytes(path.tolist()).rstrip(b"\0").decode(), sharing)
-        comm.barrier()
-    finally:
-        if block is not None:
-            block.unlink()
-    return MappedVector(block, sharing, comm.rank)
-
-
-def _attach(path: str, sharing: Sharing) -> Block:
-    try:
-        return Block.attach(path)
+        block = map_together(comm, nbytes(sharing), lambda block: MappedVector.create(sharing, x, block))
     except FileNotFoundError:
         raise UserError(
             f"strategy {sharing.method} shares memory, which all workers must see: run them on one machine"
         ) from None
+    return MappedVector(block, sharing, comm.rank)
+
+
+def map_together(comm: Comm, nbytes: int, fill: Callable[[Block], object]) -> Block:
+    """Memory that rank 0 makes and fills, and all ranks map. Its file has no name once they have."""
+    block: Block | None = None
+    path = torch.zeros(256, dtype=torch.uint8)
+    try:
+        if comm.rank == 0:
+            block = Block.create(nbytes)
+            fill(block)
+            name = str(block.path).encode()
+            path[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+        comm.broadcast(path)
+        block = block or Block.attach(bytes(path.tolist()).rstrip(b"\0").decode())
+        comm.barrier()
+    finally:
+        if block is not None:
+            block.unlink()
+    return block

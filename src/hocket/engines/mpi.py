@@ -25,6 +25,7 @@ from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
+from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
@@ -42,6 +43,7 @@ class Mpi(Engine):
     mpiexec: str = ""
     """The launcher; empty is $HOCKET_MPIEXEC, the one beside this Python, or the first on the PATH."""
     deadline: float = DEADLINE_S
+    bind: Bind = "auto"
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
     spans_hosts: ClassVar[bool] = True
     preference: ClassVar[int] = 2
@@ -64,6 +66,7 @@ class Mpi(Engine):
 
     def check(self, size: int) -> None:
         if self.starts_processes():
+            check_binding(self.bind, 0 if self.hosts else size)
             launcher = self.launcher()
             try:
                 _version(launcher)
@@ -83,7 +86,8 @@ class Mpi(Engine):
         launcher = self.launcher()
         everywhere = ("0.0.0.0", socket.gethostname()) if self.hosts else ("127.0.0.1", "127.0.0.1")
         control = Control(*everywhere)
-        env = rank_environment(control, main, "mpi", self.deadline) | ({} if self.hosts else LOOPBACK)
+        cores = [] if self.hosts else chosen_cores(self.bind, size)
+        env = rank_environment(control, main, "mpi", self.deadline, cores) | ({} if self.hosts else LOOPBACK)
         supervisor = Supervisor(size, control, self.deadline, listener)
         if self._needs_no_launcher(launcher):
             return supervisor.run_ranks(env, [{} for _ in range(size)], pmi=True)
@@ -174,8 +178,11 @@ def _mpi() -> Any:
     return MPI
 
 
-def connect(deadline: float) -> MpiComm:
-    return MpiComm(_mpi().COMM_WORLD, deadline)
+def connect(deadline: float) -> Comm:
+    from hocket.engines.one_host import by_host  # Numba takes half a second to import
+
+    comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
+    return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 
 def abort() -> None:
@@ -189,12 +196,13 @@ class MpiComm:
     """Every operation is the non-blocking one, polled: so that each wait has a deadline,
     and ranks that outnumber the cores give way to each other."""
 
-    def __init__(self, comm: Any, deadline: float) -> None:
+    def __init__(self, comm: Any, deadline: float, sending: list[tuple[Any, np.ndarray]]) -> None:
         self._comm, self._deadline = comm, deadline
         self._MPI = _mpi()
         self.rank, self.size = comm.rank, comm.size
         self._ops = {"sum": self._MPI.SUM, "mean": self._MPI.SUM, "max": self._MPI.MAX, "min": self._MPI.MIN}
-        self._sending: list[tuple[Any, np.ndarray]] = []
+        self._sending = sending
+        """What has not left yet, of all communicators of this rank: the blocks must live until then."""
 
     def _poll(
         self, test: Callable[[], Any], operation: str, peers: str, timeout: float | None = None, idle: bool = False
@@ -245,9 +253,19 @@ class MpiComm:
             request = self._comm.Isend(block, to, tag)
         except self._MPI.Exception as error:
             raise self._broken(error, f"send(to={to})", f"rank {to}") from error
-        self._sending = [(r, b) for r, b in self._sending if not r.Test()]
-        self._sending.append((request, block))  # the block must live until the message has left
+        self._forget_what_has_left()
+        self._sending.append((request, block))
         return Deferred(lambda: self._poll(request.Test, f"send(to={to})", f"rank {to}"))
+
+    def _forget_what_has_left(self) -> None:
+        self._sending[:] = [(r, b) for r, b in self._sending if not r.Test()]
+
+    def help_along(self) -> bool:
+        """Let messages travel, which they do only inside a call of MPI. True while something of ours has not left."""
+        self._forget_what_has_left()
+        if not self._sending:
+            self._comm.Iprobe(self._MPI.ANY_SOURCE, self._MPI.ANY_TAG)
+        return bool(self._sending)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         status = self._MPI.Status()
@@ -297,7 +315,11 @@ class MpiComm:
 
     def split(self, color: int, key: int = 0) -> Comm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
-        return MpiComm(self._comm.Split(color, key), self._deadline)
+        return MpiComm(self._comm.Split(color, key), self._deadline, self._sending)
+
+    @property
+    def native(self) -> MpiComm:
+        return self
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes

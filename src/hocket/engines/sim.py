@@ -53,8 +53,9 @@ class Sim(Engine):
     """What one worker reads or writes of shared memory in a second."""
     block: int = 1024
     """Parameters of shared memory that a worker reads or writes before others may come in between."""
-    window: str = "50ns"
-    """From where a worker of HOGWILD! looks at a parameter to where others see what it wrote there."""
+    window: float = 1.5
+    """From where a worker of HOGWILD! looks at a parameter to where others see what it wrote there, in the time that a
+    cache line takes, for each other worker that writes near it."""
     stragglers: str = ""
     """How many workers are how much slower: `2x3` is two workers, each 3 times slower; `2x3+1x1.5` adds one more."""
     batched: Batched = "auto"
@@ -74,7 +75,8 @@ class Sim(Engine):
         bytes_per_second(self.bandwidth, "bandwidth")
         bytes_per_second(self.memory, "memory")
         seconds(self.serve, "serve")
-        seconds(self.window, "window")
+        if not 0 <= self.window < 2**40:
+            raise UserError(f"sim: window must be 0 or more cache lines, and less than 2**40; got {self.window:g}")
         if not 0 <= self.cores < 2**40:
             raise UserError(f"sim: cores must be 0 or more, and less than 2**40; got {self.cores}")
         if not 1 <= self.block < 2**40:
@@ -109,7 +111,7 @@ class SimWorld(World):
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
         self._serve_s = seconds(sim.serve, "serve")
         self.memory_byte_s = 1 / bytes_per_second(sim.memory, "memory")
-        self.window_s, self.block = seconds(sim.window, "window"), sim.block
+        self.window, self.block = sim.window, sim.block
         self._workers = sim.workers or size
         self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]
         self._compute = [compute_model(sim.compute, rng) for rng in self.random]
@@ -262,8 +264,8 @@ class SimWorld(World):
     def clock(self, rank: int) -> SimClock:
         return SimClock(self, rank)
 
-    def turns(self, rank: int) -> SimTurns:
-        return SimTurns(self, rank)
+    def turns(self, rank: int) -> SimTurns | None:
+        return None if self._measured else SimTurns(self, rank)
 
     # What things cost.
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PARAMETERS_A_LINE = 16
 """Of 4 bytes in a cache line of 64."""
+PARAMETERS_UNDER_WAY = 1024
+"""Which a core has looked at or stored, and whose lines are still on their way: the depth of its queue of stores."""
 YIELD_S = 1e-6
 """What it takes to give way to the scheduler and come back."""
 
@@ -115,6 +117,11 @@ class SimulatedMemory:
         """What it takes to read or write one parameter in passing."""
         self.pass_s = x.numel() * self.parameter_s
         """One pass over the vector."""
+        others_near = (sharing.workers - 1) * min(1.0, PARAMETERS_UNDER_WAY / x.numel())
+        self.line_s = 2 * PARAMETERS_A_LINE * self.parameter_s
+        self.window_s = self.line_s * max(1.0, world.window * others_near)
+        """HOGWILD!: from the look at a parameter to where others see what was stored there. A line that others want too
+        is passed on from core to core, and stores queue up behind it; in a long vector the others are elsewhere."""
 
     def split(self, vector: Tensor) -> tuple[Tensor, ...]:
         return torch.split(vector, self.world.block)
@@ -128,8 +135,7 @@ class SimulatedMemory:
         if int(step.count_nonzero()) * PARAMETERS_A_LINE >= dim:
             spans = [slice(at, min(at + block, dim)) for at in range(0, dim, block)]
             return [(span, 2 * (span.stop - span.start) * self.parameter_s) for span in spans]
-        line_s = PARAMETERS_A_LINE * self.parameter_s
-        return [(some, 2 * len(some) * line_s) for some in torch.split(step.nonzero().flatten(), block)]
+        return [(some, len(some) * self.line_s) for some in torch.split(step.nonzero().flatten(), block)]
 
     def count_alive(self) -> None:
         alive = {version for versions in self.held.values() for version in versions} | {self.version}
@@ -236,7 +242,7 @@ class SimulatedVector:
     def _write(self, place: int, piece: slice | Tensor, step: Tensor, cost_s: float) -> None:
         """Look, subtract and store: what others stored within that window is lost."""
         m, world = self.memory, self.memory.world
-        window_s = min(world.window_s, cost_s)
+        window_s = min(m.window_s, cost_s)
         world.catch_up(self._rank)
         wanted, survived = m.current[piece] - step, m.canary[place] + 1
         world.spend(self._rank, window_s)

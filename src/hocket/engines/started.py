@@ -10,6 +10,7 @@ import sys
 from hocket.core.brake import Brake
 from hocket.core.environment import CONTROL, PROGRAM, launched_rank
 from hocket.core.status import Status
+from hocket.engines.binding import bind_to
 from hocket.engines.brakes import hearing
 from hocket.engines.guard import die_with_parent
 from hocket.engines.line import Link
@@ -19,6 +20,7 @@ def main() -> int:
     die_with_parent()
     _leave_signals_to_the_starter()
     start = json.loads(os.environ[PROGRAM])
+    bind_to(start["cores"], launched_rank())
     status, brake = Status(operation="import"), Brake()
     link = Link(os.environ[CONTROL], launched_rank(), status)
 

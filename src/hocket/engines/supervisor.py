@@ -46,9 +46,12 @@ STARTED = [sys.executable, "-m", "hocket.engines.started"]
 """What a rank's process runs."""
 
 
-def rank_environment(control: Control, main: Program, engine: str, deadline: float) -> dict[str, str]:
-    """What a started rank finds in its environment."""
+def rank_environment(
+    control: Control, main: Program, engine: str, deadline: float, cores: Sequence[int] = ()
+) -> dict[str, str]:
+    """What a started rank finds in its environment; `cores` are those that the ranks are tied to, if they are."""
     program = {"function": main.function, "argument": main.argument, "engine": engine, "deadline": deadline}
+    program |= {"cores": list(cores)}
     return {
         CONTROL: control.address,
         PROGRAM: json.dumps(program),

@@ -24,6 +24,7 @@ from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
+from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
@@ -47,6 +48,7 @@ class TorchDistributed(Engine):
     """Ranks are processes on torch.distributed: Gloo on CPUs, NCCL where each rank has its own GPU."""
 
     deadline: float = DEADLINE_S
+    bind: Bind = "auto"
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "shared-memory"})
 
     def __post_init__(self) -> None:
@@ -60,6 +62,10 @@ class TorchDistributed(Engine):
     def room(cls, hosts: str) -> int:
         return (launched_size() if inside_torchrun() else None) or 0
 
+    def check(self, size: int) -> None:
+        if self.starts_processes():
+            check_binding(self.bind, size)
+
     def starts_processes(self) -> bool:
         return not inside_torchrun()
 
@@ -72,7 +78,8 @@ class TorchDistributed(Engine):
         assert isinstance(main, Program), "a fresh process can only run a Program"
         control = Control()
         store, port = _store()
-        env = rank_environment(control, main, "torch", self.deadline) | LOOPBACK
+        cores = chosen_cores(self.bind, size)
+        env = rank_environment(control, main, "torch", self.deadline, cores) | LOOPBACK
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         env |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         each = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(size)]
@@ -91,7 +98,7 @@ def _store() -> tuple[Any, int]:
     return store, port
 
 
-def connect(deadline: float) -> TorchComm:
+def connect(deadline: float) -> Comm:
     if not dist.is_initialized():
         size = int(os.environ["WORLD_SIZE"])
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
@@ -101,7 +108,10 @@ def connect(deadline: float) -> TorchComm:
         # Our own waits have the deadline; this limit is for the first meeting too, to which some may come late.
         dist.init_process_group(backend, timeout=timedelta(seconds=start_limit(size, deadline)))
         atexit.register(_destroy)
-    return TorchComm(dist.group.WORLD, deadline)
+    comm = TorchComm(dist.group.WORLD, deadline)
+    from hocket.engines.one_host import by_host  # Numba takes half a second to import
+
+    return by_host(comm, deadline, comm.carries_on_gpus)
 
 
 _carrying: deque[Tensor] = deque(maxlen=4)
@@ -188,9 +198,13 @@ class TorchComm:
         sender = dist.get_group_rank(self._group, world_source)
         return sender, Message.unpack(block.numpy())
 
+    def carries_on_gpus(self, x: Tensor) -> bool:
+        """Whether a tensor stays on GPUs on its way: NCCL carries what is there, Gloo what is in main memory."""
+        return self._nccl and x.is_cuda
+
     def _carried(self, x: Tensor) -> Tensor:
-        """The tensor where this group can carry it: Gloo carries what is in main memory, NCCL what is on a GPU."""
-        carried = x.detach() if self._nccl and x.is_cuda else on_host(x)
+        """The tensor where this group can carry it."""
+        carried = x.detach() if self.carries_on_gpus(x) else on_host(x)
         _carrying.append(carried)
         return carried
 
@@ -244,6 +258,10 @@ class TorchComm:
             limit = timedelta(seconds=self._deadline)
             groups[wanted] = dist.new_group(members, timeout=limit, use_local_synchronization=False)
         return TorchComm(groups[color], self._deadline)
+
+    @property
+    def native(self) -> TorchComm:
+        return self
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes

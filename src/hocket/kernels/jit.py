@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,20 @@ def _cache_folder(places: Iterable[Path], is_private: Callable[[Path], bool] = _
 
 
 _CACHE_FOLDER = _cache_folder(_places())
+
+
+@contextmanager
+def one_compiles() -> Iterator[None]:
+    """Of processes that come here together, one is inside at a time: the first compiles, and the others find that."""
+    if not _CACHE_FOLDER:
+        yield
+        return
+    with open(Path(_CACHE_FOLDER) / "lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:

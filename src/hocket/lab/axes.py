@@ -12,6 +12,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.core.registry import convert, options, unknown
+from hocket.run.idle import why_idle
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.run.train import Training
 from hocket.strategies import strategy
@@ -47,10 +48,6 @@ class Wish:
             raise UserError(f"--tune {text}: no values are given; write {name}=0.01,0.1 or a range like {name}=0.01..1")
         return cls(name.strip().replace("-", "_"), given.strip())
 
-    def fits(self, text: str) -> bool:
-        """Whether it can be tuned under this strategy."""
-        return self.name in SETTINGS or self.name in _options(text)
-
 
 def read(texts: Sequence[str], strategies: Sequence[str]) -> list[Wish]:
     """What shall be tuned; each must be known to one of the strategies at least."""
@@ -58,17 +55,28 @@ def read(texts: Sequence[str], strategies: Sequence[str]) -> list[Wish]:
     known = {*SETTINGS, *(name for text in strategies for name in _options(text))}
     for i, wish in enumerate(wishes):
         if wish.name not in known:
-            names = " or ".join(dict.fromkeys(text.partition(":")[0] for text in strategies))
+            names = " or ".join(dict.fromkeys(strategy.split(text)[0] for text in strategies))
             raise UserError(f"--tune: {unknown(f'setting to tune, nor option of {names},', wish.name, known)}")
         if wish.name in {other.name for other in wishes[:i]}:
             raise UserError(f"--tune {wish.name} is given twice; put all its values into one")
+    works = {wish.name for text in strategies for wish in fitting(wishes, text)}
+    for wish in wishes:
+        if wish.name not in works:
+            chosen = next(made for made in map(strategy.make, strategies) if wish.name in made.idle())
+            raise UserError(f"--tune {wish.name}: {why_idle(chosen, wish.name)} in {chosen.name}; leave it out")
     return wishes
+
+
+def fitting(wishes: Sequence[Wish], text: str) -> list[Wish]:
+    """What can be tuned under a strategy: what has an effect there, or may have by what is tuned beside it."""
+    names = {wish.name for wish in wishes}
+    idle = {name for name, by in strategy.make(text).idle().items() if by not in names}
+    return [wish for wish in wishes if wish.name in SETTINGS or wish.name in _options(text).keys() - idle]
 
 
 def candidates(wishes: Sequence[Wish], training: Training) -> list[Values]:
     """The grid of all values that are tried in place of a run's own, or a sample of it."""
-    fitting = [wish for wish in wishes if wish.fits(training.spec.strategy)]
-    axes = {wish.name: _values(wish, training) for wish in fitting}
+    axes = {wish.name: _values(wish, training) for wish in fitting(wishes, training.spec.strategy)}
     count = math.prod(map(len, axes.values()))
     chosen: Sequence[int] = range(count)
     if count > MOST_CANDIDATES:
@@ -87,7 +95,7 @@ def _point(axes: dict[str, list[Any]], index: int) -> Values:
 
 def applied(spec: RunSpec, values: Values) -> RunSpec:
     """The run with these values."""
-    name, _, rest = spec.strategy.partition(":")
+    name, rest = strategy.split(spec.strategy)
     given = dict(part.split("=", 1) for part in rest.split(",") if part)
     given = {key.strip().replace("-", "_"): value for key, value in given.items()}
     given |= {key: written(value) for key, value in values.items() if key not in SETTINGS}
@@ -151,7 +159,7 @@ def _around(name: str, kind: Any, training: Training) -> list[Any]:
 
 def _works(name: str, value: Any, training: Training) -> bool:
     if name == "batch":
-        return 1 <= int(value) <= len(training.train) // training.plan.workers
+        return 1 <= int(value) * training.plan.accumulate <= len(training.train) // training.plan.workers
     if name in SETTINGS:
         return True
     try:

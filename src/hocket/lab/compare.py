@@ -14,11 +14,11 @@ from hocket.lab import axes
 from hocket.lab.runs import Runs
 from hocket.lab.tune import BUDGET, SEEDS_BEGIN, Tuning, tuning_of
 from hocket.run.choice import best_engine, named_engine
-from hocket.run.loading import find_name, load_task
+from hocket.run.loading import absolute, find_name, load_task
 from hocket.run.place import make_folder
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec
-from hocket.run.train import prepare
+from hocket.run.train import brief, prepare
 from hocket.strategies import strategy
 from hocket.tasks import Task
 
@@ -68,6 +68,7 @@ class Row:
             "time_to_target": [run.time_to_target for run in runs],
             "bytes_sent": [run.bytes_sent for run in runs],
             "verdicts": [run.verdict for run in runs],
+            "learnt": [run.learnt for run in runs],
             "folders": [run.out for run in runs],
         }
 
@@ -112,12 +113,24 @@ class Comparison:
             "rows": [row.to_json() for row in self.rows],
         }
 
-    def warning(self) -> str:
-        """Where rows have one learning rate, but it means different things to them: one line; else empty."""
+    def warnings(self) -> list[str]:
+        """A line for each thing that makes the comparison less fair than it looks."""
+        return list(filter(None, [self._different_steps(), self._meetings()]))
+
+    def _meetings(self) -> str:
+        """A checkpoint is a meeting of all workers, which costs those who else never meet."""
+        apart = [row.strategy for row in self.rows if row.workers > 1 and not strategy.make(row.strategy).lockstep]
+        if not self.spec.checkpoint_every or not apart:
+            return ""
+        names = ", ".join(dict.fromkeys(apart))
+        return f"For every checkpoint all workers meet, which costs time where they else do not: {names}. Leave it out."
+
+    def _different_steps(self) -> str:
+        """Where rows have one learning rate, but it means different things to them."""
         if any(row.tuning and "lr" in row.tuning.grid[0] for row in self.rows):
             return ""
         several = len({row.workers for row in self.rows if row.workers > 1}) > 1
-        scales = {row.strategy + f" on {row.workers}" * several: _step_scale(row) for row in self.rows}
+        scales = {brief(row.strategy) + f" on {row.workers}" * several: _step_scale(row) for row in self.rows}
         if len(set(scales.values())) == 1:
             return ""
         told = ", ".join(f"{name} {scale:g}" for name, scale in scales.items())
@@ -132,7 +145,7 @@ def _step_scale(row: Row) -> float:
 
 
 def _folder(row: Row, seed: int) -> str:
-    text = row.strategy.replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
+    text = brief(row.strategy).replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
     return f"{text[:120]}-{row.workers}-seed{seed}"
 
 
@@ -146,12 +159,17 @@ def plan(
     own: Task | None = None,
 ) -> Comparison:
     """Every strategy with every number of workers that it runs with. Refuses what cannot run, before anything does."""
-    if not workers or not strategies or min(workers) < 1 or seeds < 1:
-        raise UserError("--workers and --seeds must be 1 or more, and a strategy must be given")
+    if not strategies:
+        raise UserError("give a strategy at least, with --strategy")
+    if not workers or min(workers) < 1:
+        raise UserError(f"--workers must be numbers of 1 or more, such as 1,2,4; got {', '.join(map(str, workers))}")
+    if seeds < 1:
+        raise UserError(f"--seeds must be 1 or more runs of each strategy, got {seeds}")
     if own is None:
         load_task(spec.task, spec.seed, spec.data, spec.test_data)  # the user's file may define strategies too
     elif not spec.task:
         spec = dataclasses.replace(spec, task=find_name(own) or "")
+    strategies = [absolute(name, strategy) for name in strategies]
     _check_twice(strategies, workers)
     wishes = axes.read(tune, strategies)
     rows = []
@@ -170,12 +188,14 @@ def plan(
 
 
 def _spec_of(spec: RunSpec, name: str, workers: int) -> RunSpec:
-    sim = spec.sim
-    if strategy.make(name).most_workers == 1:  # who is alone has no slower worker
+    sim, made = spec.sim, strategy.make(name)
+    if made.most_workers == 1:  # who is alone has no slower worker
         sim = {key: value for key, value in sim.items() if key != "stragglers"}
     every = EVALUATE_EVERY if spec.evaluate_every is None else spec.evaluate_every
     chosen = named_engine(spec)[0] or None
-    return dataclasses.replace(spec, strategy=name, workers=workers, sim=sim, engine=chosen, evaluate_every=every)
+    compress = spec.compress if made.sends else "none"
+    spec = dataclasses.replace(spec, strategy=name, compress=compress, workers=workers, sim=sim)
+    return dataclasses.replace(spec, engine=chosen, evaluate_every=every)
 
 
 def _check_twice(strategies: Sequence[str], workers: Sequence[int]) -> None:

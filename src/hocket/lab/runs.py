@@ -18,7 +18,7 @@ class Runs:
     results: list[Result] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
-        self.results.append(dataclasses.replace(result, state={}))  # many models would fill the memory
+        self.results.append(dataclasses.replace(result, state={}, best_state={}))  # many models would fill the memory
 
     @property
     def diverged(self) -> bool:
@@ -43,9 +43,19 @@ class Runs:
         return [r.test_metric for r in self.results if r.test_metric is not None]
 
     @property
+    def judged(self) -> list[float]:
+        """The metric on the samples that the runs went by."""
+        return [r.judged_metric for r in self.results if r.judged_metric is not None]
+
+    @property
     def speeds(self) -> list[float]:
-        """Samples a second, of runs that did not diverge."""
-        return [r.samples_per_s for r in self.results if r.samples_per_s is not None]
+        """Samples a second, of runs that learnt something: what leads nowhere has no speed."""
+        return [r.samples_per_s for r in self.results if r.samples_per_s is not None and r.learnt]
+
+    @property
+    def in_vain(self) -> int:
+        """How many learnt nothing."""
+        return sum(not r.learnt for r in self.results)
 
     @property
     def samples(self) -> int:
@@ -55,8 +65,8 @@ class Runs:
     def order(self, lower_is_better: bool) -> tuple[float, float, float]:
         """The less, the better: the median time to the target, then the median metric, then the median loss."""
         sign = 1 if lower_is_better else -1
-        metrics = [math.inf if r.test_metric is None else sign * r.test_metric for r in self.results]
-        losses = [math.inf if r.test_loss is None else r.test_loss for r in self.results]
+        metrics = [math.inf if r.judged_metric is None else sign * r.judged_metric for r in self.results]
+        losses = [math.inf if r.judged_loss is None else r.judged_loss for r in self.results]
         return statistics.median(self.times), statistics.median(metrics), statistics.median(losses)
 
 

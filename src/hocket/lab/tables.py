@@ -10,8 +10,9 @@ from rich.table import Table
 
 from hocket.lab.axes import described, written
 from hocket.lab.compare import Comparison, Row
-from hocket.lab.runs import overlap
+from hocket.lab.runs import Runs, overlap
 from hocket.lab.tune import Tuning
+from hocket.run.train import brief
 from hocket.strategies import strategy
 
 
@@ -28,13 +29,13 @@ def compared(comparison: Comparison) -> Table:
     found = _table([*names, f"test {first.metric}", clock, "samples/s", "MB sent"])
     for row in rows:
         runs = row.runs
-        cells = [row.strategy, str(row.workers), runs.results[0].engine, runs.results[0].driver]
+        cells = [brief(row.strategy), str(row.workers), runs.results[0].engine, runs.results[0].driver]
         if "tuned" in names:
             cells += [described(row.tuned) or "–", cost(row.tuning) if row.tuning else "–"]
         if first.target is not None:
             cells += [_spread(runs.times, ".3g"), f"{runs.reached} of {len(runs.results)}"]
         sent = statistics.median(run.bytes_sent for run in runs.results) / 1e6
-        cells += [_spread(runs.metrics, ".4f"), _spread(runs.seconds, ".3g"), _middle(runs.speeds), f"{sent:,.1f}"]
+        cells += [_spread(runs.metrics, ".4f"), _spread(runs.seconds, ".3g"), _speed(runs), f"{sent:,.1f}"]
         found.add_row(*cells)
     return found
 
@@ -87,14 +88,14 @@ def tuned(tuning: Tuning) -> Table:
     names = [*tuning.grid[0], "rung", "epochs", "runs"]
     if result.target is not None:
         names += [f"s to {result.target:g}", "reached"]
-    found = _table([*names, f"test {result.metric}", "verdict"])
+    found = _table([*names, f"{result.looks_at} {result.metric}", "verdict"])
     for candidate in tuning.ranking:
         runs = candidate.runs
         cells = [written(value) for value in candidate.values.values()]
         cells += [str(candidate.rung), f"{candidate.epochs:.3g}", str(len(runs.results))]
         if result.target is not None:
             cells += [_spread(runs.times, ".3g"), f"{runs.reached} of {len(runs.results)}"]
-        found.add_row(*cells, _spread(runs.metrics, ".4f"), "diverged" if runs.diverged else "")
+        found.add_row(*cells, _spread(runs.judged, ".4f"), "diverged" if runs.diverged else "")
     return found
 
 
@@ -121,12 +122,14 @@ def _spread(values: Sequence[float], form: str) -> str:
     return middle if len(values) == 1 or least == most else f"{middle} ({least}–{most})"
 
 
-def _middle(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):,.0f}" if values else "–"
+def _speed(runs: Runs) -> str:
+    """Of those that learnt something, and how many did not."""
+    middle = f"{statistics.median(runs.speeds):,.0f}" if runs.speeds else "–"
+    return f"{middle} ({runs.in_vain} of {len(runs.results)} learnt nothing)" if runs.in_vain else middle
 
 
 def _named(row: Row) -> str:
-    return f"{row.strategy} with {_count(row.workers, 'worker')}"
+    return f"{brief(row.strategy)} with {_count(row.workers, 'worker')}"
 
 
 def _count(n: float, what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.engines.catalogue import engine
-from hocket.lab.axes import Values, Wish, applied, candidates, described, read
+from hocket.lab.axes import Values, Wish, applied, candidates, described, fitting, read
 from hocket.lab.runs import Runs
 from hocket.run.place import make_folder
 from hocket.run.progress import Display
@@ -31,7 +31,7 @@ DIVERGED = "every candidate diverged; give --tune lower values"
 def plan(spec: RunSpec, texts: Sequence[str], budget: float, own: Task | None = None) -> Tuning:
     """How to tune one run. Refuses what cannot run, before anything does."""
     training = prepare(spec, own)
-    found = tuning_of(training, read(texts, [spec.strategy]), budget, spec.seed + SEEDS_BEGIN, own)
+    found = tuning_of(training, read(texts, [training.spec.strategy]), budget, spec.seed + SEEDS_BEGIN, own)
     assert found is not None, "whatever is tuned fits the only strategy"
     return found
 
@@ -44,7 +44,7 @@ def tuning_of(
         raise UserError(f"--budget must be a number of full trainings above 0, got {budget:g}")
     if launcher := next((found for name in engine if (found := engine[name].launched_by())), ""):
         raise UserError(f"tuning starts runs of its own and cannot be started by {launcher}; use --hosts")
-    if not any(wish.fits(training.spec.strategy) for wish in wishes):
+    if not fitting(wishes, training.spec.strategy):
         return None
     tuning = Tuning(training, candidates(wishes, training), budget, first_seed, own)
     tuning.check()
@@ -79,12 +79,13 @@ class Candidate:
     runs: Runs = field(default_factory=Runs)
 
     def to_json(self) -> dict[str, Any]:
+        looks_at = self.runs.results[0].looks_at if self.runs.results else "test"
         return {
             "values": dict(self.values),
             "rung": self.rung,
             "epochs": self.epochs,
             "seeds": [r.seed for r in self.runs.results],
-            "test_metric": [r.test_metric for r in self.runs.results],
+            f"{looks_at}_metric": [r.judged_metric for r in self.runs.results],
             "time_to_target": [r.time_to_target for r in self.runs.results],
             "verdicts": [r.verdict for r in self.runs.results],
             "samples": self.runs.samples,
@@ -150,14 +151,19 @@ class Tuning:
             alive = [c.values for c in self.ranking if c.rung == number and not c.runs.diverged]
             if not alive:
                 break
-        display.note(f"tuned {who}: {described(self.best) + self.beyond() if self.best else DIVERGED}")
+        display.note(f"tuned {who}: {described(self.best) + self.doubts() if self.best else DIVERGED}")
 
-    def beyond(self) -> str:
-        """A word of warning where the best learning rate is the last one that was tried."""
+    def doubts(self) -> str:
+        """A word of warning where the best learning rate is the last one tried, or no trial had the full length."""
+        found = []
         tried = sorted({values["lr"] for values in self.grid if "lr" in values})
         if tried and (best := self.best.get("lr")) in (tried[0], tried[-1]):
-            return f" (no {'lower' if best == tried[0] else 'higher'} lr was tried)"
-        return ""
+            found.append(f"no {'lower' if best == tried[0] else 'higher'} lr was tried")
+        steps = rungs(len(self.grid), self.budget)
+        if steps[-1].part < 1:
+            enough = math.ceil(self.budget / steps[-1].part)
+            found.append(f"no trial had more than {steps[-1].part:.0%} of the full length; --budget {enough} would do")
+        return f" ({'; '.join(found)})" if found else ""
 
     def _try(self, values: Values, number: int, rung: Rung, display: Display) -> Candidate:
         found = Candidate(values, number)

@@ -15,8 +15,10 @@ WORKER_KEYS = (
 Reports = Sequence[dict[str, Any]]
 
 
-def combined(workers: Reports, servers: Reports, *, simulated: bool) -> dict[str, Any]:
-    """Of reports as drivers/report.py makes them."""
+def combined(ranks: Reports, servers: Reports, *, simulated: bool, parts: int = 1) -> dict[str, Any]:
+    """Of reports as drivers/report.py makes them. Where a worker is several ranks, each with a part of its model, the
+    first of them speaks for all."""
+    workers = ranks[::parts]
     first, seconds = workers[0], max(r["seconds"] for r in workers)
     histogram: Counter[int] = Counter()
     for report in servers or workers:  # where there are servers, updates happen there
@@ -29,12 +31,14 @@ def combined(workers: Reports, servers: Reports, *, simulated: bool) -> dict[str
         samples_per_s=None if first["verdict"] == "diverged" else samples / max(seconds, 1e-9),
         steps=first["steps_done"],
         epochs=first["epochs"],
-        bytes_sent=sum(r["bytes_sent"] for r in [*workers, *servers]),
+        bytes_sent=sum(r["bytes_sent"] for r in [*ranks, *servers]),
         staleness=staleness_summary(histogram),
         per_worker=[{k: r[k] for k in WORKER_KEYS if k in r} for r in workers],
+        per_server=[{k: r[k] for k in WORKER_KEYS if k in r} for r in servers],
         consensus_distance=first["consensus_distance"],
         parameters=first["parameters"],
         shared=_with_rate(first["shared"], seconds) if "shared" in first else None,
+        pipeline=[r["pipeline"] for r in ranks if "pipeline" in r],
         compile_seconds=first.get("compile_seconds"),
         diverged_at_step=min((r["diverged_at_step"] for r in workers if r["diverged_at_step"]), default=None),
     )

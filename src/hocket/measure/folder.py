@@ -1,4 +1,5 @@
-"""A run's folder: spec.toml, events.jsonl, curve.csv, model.safetensors, result.json and checkpoints/."""
+"""A run's folder: spec.toml, events.jsonl, curve.csv, model and best .safetensors, result.json, checkpoints/ and
+vectors/."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from hocket.core.errors import UserError
 from hocket.measure import disk
 
 _SPEC, _EVENTS, _CURVE, _MODEL, _RESULT = "spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json"
-_CHECKPOINTS = "checkpoints"
-_OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, _RESULT, _CHECKPOINTS)
+_CHECKPOINTS, VECTORS, BEST = "checkpoints", "vectors", "best.safetensors"
+_FOLDERS = (_CHECKPOINTS, VECTORS)
+_OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, BEST, _RESULT, *_FOLDERS)
 """What --force replaces; whatever else is in the folder stays."""
 _NEW, _OLD, _LOCK = ".new", ".old", ".lock"
 
@@ -103,6 +105,14 @@ class RunFolder:
     def model(self, blob: bytes) -> None:
         self._try(_MODEL, lambda: disk.write(self.path / _MODEL, blob))
 
+    def best(self, blob: bytes) -> None:
+        """The best model so far."""
+        self._try(BEST, lambda: disk.write(self.path / BEST, blob))
+
+    def vectors(self, write: Callable[[Path], None]) -> None:
+        """Let `write` put files of its own into a folder vectors/, which is there only if it does."""
+        self._try(VECTORS, lambda: self._write_vectors(write))
+
     def checkpoint(self, name: str, blob: bytes) -> None:
         """Write checkpoints/NAME, and keep the newest ones alone.
 
@@ -183,6 +193,17 @@ class RunFolder:
             self._curve.close()
             self._curve = disk.Log(path)
 
+    def _write_vectors(self, write: Callable[[Path], None]) -> None:
+        new = self.path / f"{VECTORS}{disk.PART}"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        write(new)
+        shutil.rmtree(self.path / VECTORS, ignore_errors=True)
+        if any(new.iterdir()):
+            os.replace(new, self.path / VECTORS)
+        else:
+            new.rmdir()
+
     def _write_checkpoint(self, name: str, blob: bytes) -> None:
         folder = self.path / _CHECKPOINTS
         folder.mkdir(exist_ok=True)
@@ -194,6 +215,7 @@ class RunFolder:
 
 def _clean_up(path: Path) -> None:
     """Remove what a killed run left: files half written, and a swap half done, which is undone or completed."""
+    shutil.rmtree(path / f"{VECTORS}{disk.PART}", ignore_errors=True)
     for part in [*(path / f"{name}{disk.PART}" for name in _OURS), *(path / _CHECKPOINTS).glob(f"*{disk.PART}")]:
         part.unlink(missing_ok=True)
     if (path / _NEW / _SPEC).exists():
@@ -214,7 +236,7 @@ def _move(source: Path, to: Path, names: Iterable[str]) -> None:
 def _delete(folder: Path) -> None:
     """Our files of a folder, and the folder itself if nothing else is in it."""
     for name in _OURS:
-        if name == _CHECKPOINTS:
+        if name in _FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
         else:
             (folder / name).unlink(missing_ok=True)

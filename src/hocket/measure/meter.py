@@ -70,6 +70,12 @@ class Metered(Forwarding):
         self._status.operation, self._status.since = "compute", now
         return now - began
 
+    def set_ahead(self, ahead_s: float) -> None:
+        """How far this host's clock is ahead: of this communicator, and of all that came from it."""
+        self.ahead_s = ahead_s
+        for child in self._children:
+            child.set_ahead(ahead_s)
+
     def common(self, at: float) -> float:
         """A moment on the clock of all ranks."""
         return self._clock.common(at) - self.ahead_s

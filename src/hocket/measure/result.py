@@ -44,6 +44,7 @@ class Result:
     train_loss: float | None
     test_loss: float | None
     metric: str
+    """The one that counts; of several, the first."""
     test_metric: float | None
     target: float | None
     time_to_target: float | None
@@ -58,28 +59,72 @@ class Result:
     curve: list[dict[str, Any]]
     parameters: int
     versions: dict[str, str]
+    layout: str = ""
+    """How each model was split over ranks; `workers` counts these, and `per_worker` has the first of each model."""
     time_to_loss: dict[str, float | None] = field(default_factory=dict)
     """When the training loss was at 75, 50, 10, 5 and 2.5 % of the initial one: the mean over some 2,048 samples of all
     workers together."""
     shared: dict[str, Any] | None = None
     """In shared memory: updates applied and dropped, failed tries, waits for locks, vectors alive at the peak."""
+    pipeline: list[dict[str, float]] = field(default_factory=list)
+    """Of each stage: `bubble`, the share of its steps in which it did not compute, and `in_flight`, the micro-batches
+    that it had under way at the most."""
+    per_server: list[dict[str, float]] = field(default_factory=list)
+    """Of each server, beside the workers: its seconds, what they are made of, and bytes."""
+    learnt: bool = True
+    """Whether it came to anything: the test accuracy is above that of always giving the most frequent class; for
+    another metric, the training loss is below its start."""
     compile_seconds: float | None = None
     """Of compiled workers; outside the clock."""
+    words_per_s: float | None = None
+    """Of a text: words read, also those that are left out of training."""
     diverged_at_step: int | None = None
     error: str | None = None
     """What went wrong, in a run that failed."""
     out: str | None = None
+    looks_at: str = "test"
+    """What the curve, the target, the best model and tuning went by: `test` or `validation` samples."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """Every metric on the test samples, by name."""
+    validation_loss: float | None = None
+    validation_metrics: dict[str, float | None] = field(default_factory=dict)
+    """On the validation samples, where there are any."""
+    best: dict[str, Any] | None = None
+    """The best point of the learning curve: its step, epoch and metric."""
+    best_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """The tensors of the model that the run had there."""
     state: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "state"}
-        values[f"test_{self.metric}"] = values.pop("test_metric")
-        return values
+        values = {name: getattr(self, name) for name in recorded()}
+        return by_name(values)
+
+    @property
+    def judged_metric(self) -> float | None:
+        """The metric on the samples that the run went by."""
+        return self.test_metric if self.looks_at == "test" else self.validation_metrics.get(self.metric)
+
+    @property
+    def judged_loss(self) -> float | None:
+        return self.test_loss if self.looks_at == "test" else self.validation_loss
 
     @property
     def test_accuracy(self) -> float | None:
         """The test metric where it is called accuracy; None where it is something else, such as an error."""
         return self.test_metric if self.metric == "accuracy" else None
+
+
+def recorded() -> list[str]:
+    """What of a result is JSON."""
+    return [f.name for f in dataclasses.fields(Result) if f.name not in ("state", "best_state")]
+
+
+def by_name(values: dict[str, Any]) -> dict[str, Any]:
+    """A record with every metric under its own name, such as test_accuracy."""
+    found = dict(values)
+    test = {found["metric"]: found.pop("test_metric")} | found.pop("metrics")
+    validation = found.pop("validation_metrics")
+    return found | {f"test_{n}": v for n, v in test.items()} | {f"validation_{n}": v for n, v in validation.items()}
 
 
 def staleness_summary(histogram: Counter[int]) -> dict[str, Any]:

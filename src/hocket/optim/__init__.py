@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
 from hocket.core.registry import convert, unknown
 from hocket.core.replica import Replica
 from hocket.optim.large_batch import LAMB, LARS
@@ -53,8 +55,10 @@ MOMENTA = {"lars": 0.9}
 
 _NOT_OPTIONS = {"lr", "momentum", "capturable", "differentiable"}
 """Settings of the run, and what is for CUDA graphs or for gradients of the steps themselves."""
-_BELOW_1 = {"alpha", "beta1", "beta2", "dampening", "rho"}
+_BELOW_1 = {"alpha", "beta1", "beta2", "betas", "dampening", "rho"}
 """Weights of running means. Every option that is a number is 0 or more."""
+_LEFT_ALONE = "__dynamo_disable"
+"""Where torch keeps the form of a function that its compiler does not touch."""
 _LARGEST = 1e35
 """Of a rate or an option: float32 ends at 3e38, and products of them must fit."""
 
@@ -66,7 +70,7 @@ def settings(name: str) -> dict[str, Any]:
     return {
         p.name: p.default
         for p in signature.parameters.values()
-        if isinstance(p.default, (int, float)) and p.name not in _NOT_OPTIONS
+        if isinstance(p.default, (int, float, tuple)) and p.name not in _NOT_OPTIONS
     }
 
 
@@ -88,19 +92,31 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             raise UserError(unknown(f"option of optimizer {name}", key, known))
         if not equals:
             raise UserError(f"optimizer {name}: option {key} needs a value; write {key}=VALUE")
-        kind = bool if isinstance(known[key], bool) else float  # torch writes some of its floats as 0
-        chosen[key] = convert(value.strip(), kind, f"optimizer {name}: {key}")
-        limit = 1.0 if key in _BELOW_1 else _LARGEST
-        if not 0 <= chosen[key] < limit and kind is float:
-            raise UserError(f"optimizer {name}: {key} must be at least 0 and less than {limit:g}; got {chosen[key]:g}")
+        chosen[key] = _option(f"optimizer {name}: {key}", key, value.strip(), known[key])
     return name, chosen
+
+
+def _option(what: str, key: str, value: str, default: Any) -> Any:
+    """An option's value; several numbers are written as 0.9/0.98."""
+    if isinstance(default, tuple):
+        parts = value.split("/")
+        if len(parts) != len(default):
+            given = "/".join(map(str, default))
+            raise UserError(f"{what} must be {len(default)} numbers, such as {given}; got {shown(value)}")
+        return tuple(_option(what, key, part.strip(), 0.0) for part in parts)
+    kind = bool if isinstance(default, bool) else float  # torch writes some of its floats as 0
+    found = convert(value, kind, what)
+    limit = 1.0 if key in _BELOW_1 else _LARGEST
+    if kind is float and not 0 <= found < limit:
+        raise UserError(f"{what} must be at least 0 and less than {limit:g}; got {found:g}")
+    return found
 
 
 def make(text: str, model: Replica, lr: float, momentum: float) -> torch.optim.Optimizer:
     """The optimizer; where it can be, on one parameter that is the whole flat vector: few, large operations a step."""
     if parse(text)[0] in ELEMENTWISE:
         return make_flat(text, model.x, model.g, lr, momentum)
-    return _make(text, model.parameters, lr, momentum)
+    return on_parameters(text, model.parameters, lr, momentum)
 
 
 def make_flat(text: str, x: Tensor, g: Tensor, lr: float, momentum: float) -> torch.optim.Optimizer:
@@ -109,10 +125,11 @@ def make_flat(text: str, x: Tensor, g: Tensor, lr: float, momentum: float) -> to
         raise UserError(f"a server cannot run optimizer {name}, which looks at whole layers; use sgd or adam")
     flat = nn.Parameter(x)
     flat.grad = g
-    return _make(text, [flat], lr, momentum)
+    return on_parameters(text, [flat], lr, momentum)
 
 
-def _make(text: str, parameters: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.Optimizer:
+def on_parameters(text: str, parameters: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.Optimizer:
+    """The optimizer as torch.optim has it, whatever these are parameters of."""
     name, chosen = parse(text)
     if not 0 < lr < _LARGEST:
         raise UserError(f"lr must be greater than 0 and less than {_LARGEST:g}; got {lr:g}")
@@ -123,10 +140,28 @@ def _make(text: str, parameters: list[nn.Parameter], lr: float, momentum: float)
     # Built through Any: the constructors share no signature.
     cls: Any = OPTIMIZERS[name]
     try:
-        optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
+        with _without_the_compiler():
+            optimizer: torch.optim.Optimizer = cls(parameters, lr=lr, **chosen)
     except ValueError as error:  # options that do not go together
         raise UserError(f"optimizer {text}: {error}") from error
     return optimizer
+
+
+@contextmanager
+def _without_the_compiler() -> Iterator[None]:
+    """Inside, an optimizer can be made without torch.compile, which takes longer to import than all of Hocket.
+
+    Its constructor asks the compiler to leave it alone, and loads it for that. Where it is not loaded, nobody compiles.
+    """
+    plain = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if plain is None or "torch._dynamo" in sys.modules or hasattr(plain, _LEFT_ALONE):
+        yield
+        return
+    setattr(plain, _LEFT_ALONE, plain)
+    try:
+        yield
+    finally:
+        vars(plain).pop(_LEFT_ALONE, None)
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
@@ -155,6 +190,27 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         x.add_(direction, alpha=-group["lr"])
 
     return step
+
+
+Length = Callable[[Tensor], Tensor]
+
+
+def clip(g: Tensor, most: float, length: Length = torch.linalg.vector_norm) -> None:
+    """Shorten a gradient to this length if it is longer, as torch.nn.utils.clip_grad_norm_ does."""
+    g.mul_((most / (length(g) + 1e-6)).clamp(max=1.0))
+
+
+def clipped(step: Callable[[], object], g: Tensor, most: float, length: Length) -> Callable[[], object]:
+    """A step along `g` that is clipped before; `most` 0 is the step as it is. `length` is that of the whole gradient,
+    where `g` is a part of it."""
+    if not most:
+        return step
+
+    def clip_and_step() -> None:
+        clip(g, most, length)
+        step()
+
+    return clip_and_step
 
 
 def of_part(optimizer: torch.optim.Optimizer, model: Replica, span: slice) -> torch.optim.Optimizer:

@@ -35,7 +35,7 @@ def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[
     """The plan, batched where the engine was asked to and the model allows it, and a line for the user why not."""
     wanted = engine.batches()
     if engine.drives_all:
-        refuse(plan, len(train))
+        refuse(plan, task, len(train))
         if why_not := _why_not(plan, task, train):
             raise UserError(f"engine {engine.name} computes all gradients at once: {why_not}; use --engine sim")
     if wanted == "off" or (wanted == "auto" and plan.workers < FEWEST):
@@ -75,6 +75,8 @@ def _no_loops(wanted: bool) -> Iterator[None]:
 
 def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
     """Empty if gradients can be batched."""
+    if why_not := _other_ways(plan):
+        return why_not
     with seeded(plan.seed):
         models = [task.build_model(plan.seed) for _ in range(TRIED)]
         if why_not := _obstacle(models[0]):
@@ -96,6 +98,18 @@ def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
         if not torch.equal(torch.get_rng_state(), own):
             return ""  # with dropout no two gradients agree
         return _difference(task, train, replicas, indices)
+
+
+def _other_ways(plan: Plan) -> str:
+    """What the plan has gradients computed by, if not by the whole model on a whole batch at once."""
+    ways = {
+        "layout": plan.layout,
+        "accumulate": plan.accumulate > 1,
+        "autocast": plan.autocasts,
+        "loaders": plan.loaders,
+    }
+    found = " and ".join(name for name, is_given in ways.items() if is_given)
+    return f"that does not go with {found}" if found else ""
 
 
 def _other_generators() -> tuple[object, ...]:

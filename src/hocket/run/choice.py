@@ -61,7 +61,7 @@ def make_engine(spec: RunSpec, text: str, workers: int) -> Engine:
         raise UserError(f"--sim has no meaning on engine {cls.name}; leave it out, or add --engine {_simulator()}")
     chosen = parse_options(cls, f"engine {cls.name}", text.partition(":")[2])
     chosen |= parse_options(cls, cls.name, ",".join(f"{k}={v}" for k, v in spec.sim.items()))
-    own: dict[str, Any] = {name: getattr(spec, name) for name in ("deadline", "hosts", "mpiexec", "seed")}
+    own: dict[str, Any] = {name: getattr(spec, name) for name in ("deadline", "hosts", "mpiexec", "bind", "seed")}
     given = {name: value for name, value in (own | {"workers": workers}).items() if name in _fields(cls)}
     return cls(**(given | chosen))
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from hocket.drivers.report import ABOUT_BEST
+from hocket.measure.folder import BEST
 
 
 def by_age(folder: Path) -> list[Path]:
@@ -23,6 +29,16 @@ def read_curve(folder: Path, epoch: float) -> list[dict[str, Any]]:
     Not up to a step: with other workers an epoch has another number of them.
     """
     return [{key: _number(key, value) for key, value in row.items()} for row in _rows(folder, epoch)]
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """Step, epoch and metric of the best model that a run had, maybe after the checkpoint that it goes on from."""
+    try:
+        with safe_open(folder / BEST, "pt") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {})[ABOUT_BEST])
+            return found
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return None
 
 
 def _number(key: str, value: str) -> float | None:

@@ -9,7 +9,9 @@ from hocket.core.status import Status
 
 
 class Display(Protocol):
-    def begin(self, title: str, steps: int) -> None: ...
+    def begin(self, title: str, steps: int, words: float | None = None) -> None:
+        """`words` is how many of them a sample is, where samples are pieces of a text."""
+
     def update(self, statuses: Sequence[Status]) -> None: ...
     def metric(self, name: str, value: float | None, loss: float | None) -> None: ...
     def note(self, line: str) -> None: ...
@@ -20,7 +22,7 @@ class Display(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def begin(self, title: str, steps: int) -> None:
+    def begin(self, title: str, steps: int, words: float | None = None) -> None:
         pass
 
     def update(self, statuses: Sequence[Status]) -> None:

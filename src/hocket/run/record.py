@@ -18,7 +18,7 @@ from hocket.engines.catalogue import Listener
 from hocket.measure.combined import combined
 from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS, time_to_loss
-from hocket.measure.result import Result, Verdict, versions
+from hocket.measure.result import Result, Verdict, by_name, recorded, versions
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
 from hocket.run.progress import Display
@@ -36,8 +36,12 @@ class About:
     virtual_time: bool
     target: float | None
     """The metric whose time is taken: the run's goal, or the task's own."""
+    guess: float | None
+    """The metric of always giving the most frequent class, where the metric is of classes."""
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of a run that goes on, the points before."""
+    best: dict[str, Any] | None = None
+    """And the best model that it had, if it has one."""
 
 
 class Recorder(Listener):
@@ -47,13 +51,14 @@ class Recorder(Listener):
         self._about, self._folder, self._display = about, folder, display
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
-        self._model = b""
+        self._model = self._best_model = b""
+        self._best = about.best
         self._closed = False
 
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
         """Run, and write down what came of it, however it ends."""
         try:
-            self._display.begin(title, self._about.plan.steps)
+            self._display.begin(title, self._about.plan.steps, self._about.task.words_a_sample())
             result = self._finished(run())
         except KeyboardInterrupt:
             self._close(self._cut_off("interrupted", "interrupted by the user"))
@@ -78,7 +83,9 @@ class Recorder(Listener):
             case "point":
                 again = any(point["epoch"] == data["epoch"] for point in self._curve)  # in a run made longer
                 self._curve.append(data)
-                self._display.metric(self._about.task.metric_name, data[self._metric_key()], data["train_loss"])
+                looks_at = _looks_at(data)
+                name = self._about.task.metric_name
+                self._display.metric(f"{looks_at} {name}", data.get(f"{looks_at}_{name}"), data["train_loss"])
                 if folder and not again:
                     folder.point(data)
             case "note":
@@ -87,6 +94,11 @@ class Recorder(Listener):
                 self._model = blob
                 if folder:
                     folder.model(blob)
+                    folder.vectors(lambda path: self._about.task.write(path, _tensors(blob)))
+            case "best" if self._about.task.is_better(data["metric"], self._best["metric"] if self._best else None):
+                self._best, self._best_model = data, blob
+                if folder:
+                    folder.best(blob)
             case "checkpoint" if folder:
                 folder.checkpoint(checkpoint_name(data["step"]), blob)
 
@@ -94,16 +106,14 @@ class Recorder(Listener):
         self._display.note(line)
 
     def tick(self, statuses: Sequence[Status]) -> None:
-        self._statuses = statuses[: self._about.plan.workers]  # servers have no progress of their own
+        plan = self._about.plan  # servers have no progress of their own, nor has the rest of a split model
+        self._statuses = statuses[: plan.training_ranks : plan.made_layout.ranks]
         if self._folder and any(status.step for status in self._statuses):
             self._folder.start()  # now the record may take the place of another
         self._display.update(self._statuses)
 
     def failed(self, failure: RankFailed) -> None:
         self._close(self._cut_off("crashed", f"{failure}\n{failure.traceback}".rstrip()))
-
-    def _metric_key(self) -> str:
-        return f"test_{self._about.task.metric_name}"
 
     def _close(self, record: dict[str, Any]) -> str | None:
         """Write the record; returns one line on what could not be written, if anything."""
@@ -115,26 +125,35 @@ class Recorder(Listener):
         return missing
 
     def _finished(self, everyone: list[dict[str, Any]]) -> Result:
-        workers = self._about.plan.workers
-        reports, servers = everyone[:workers], everyone[workers:]
+        plan = self._about.plan
+        parts, ranks, servers = plan.made_layout.ranks, everyone[: plan.training_ranks], everyone[plan.training_ranks :]
+        reports = ranks[::parts]
         first = reports[0]
         if self._folder and (dropped := sum(r["dropped_events"] for r in everyone)):
-            why = f"trace={self._about.plan.trace}"
+            why = f"trace={plan.trace}"
             self._folder.event(-1, {"event": "not-logged", "count": dropped, "why": why})
-        known = self._known(_joined(self._about.curve, _curve_of(reports)))
+        known = self._known(_joined(self._about.curve, _curve_of(reports)), first["tested"])
         known["time_to_loss"] = _time_to_loss(reports)
         if first["verdict"] == "diverged":  # even a model of NaNs guesses some classes right
             known["time_to_target"] = None
-        return Result(**known | combined(reports, servers, simulated=self._about.virtual_time), state=self._state())
+        known["learnt"] = first["verdict"] != "diverged" and self._learnt(known, first["initial_loss"])
+        known |= combined(ranks, servers, simulated=self._about.virtual_time, parts=parts)
+        if known["samples_per_s"] is not None and (each := self._about.task.words_a_sample()) is not None:
+            known["words_per_s"] = each * known["samples_per_s"]
+        return Result(**known, state=_tensors(self._model), best_state=_tensors(self._best_model))
+
+    def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:
+        metric, loss = known["test_metric"], known["train_loss"]
+        if self._about.guess is not None and metric is not None:
+            return bool(metric > self._about.guess)
+        return initial_loss is None or loss is None or bool(loss < initial_loss)
 
     def _cut_off(self, verdict: Verdict, error: str) -> dict[str, Any]:
         """The record of a run that did not end by itself: all is as of the last point of its learning curve."""
         curve = _joined([], self._curve)
         last = curve[-1] if curve else {"step": 0, "epoch": 0.0, "seconds": 0.0}
-        record: dict[str, Any] = {f.name: None for f in dataclasses.fields(Result) if f.name != "state"}
-        record |= self._known(curve)
-        record[self._metric_key()] = record.pop("test_metric")
-        return record | {
+        record: dict[str, Any] = dict.fromkeys(recorded()) | self._known(curve, {})
+        return by_name(record) | {
             "verdict": verdict,
             "error": error,
             "virtual_seconds" if self._about.virtual_time else "seconds": last["seconds"],
@@ -143,26 +162,36 @@ class Recorder(Listener):
             "per_worker": [{"steps": s.step, "samples": s.samples} for s in self._statuses],
         }
 
-    def _known(self, curve: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is known of a run however it ended."""
-        plan, task, key = self._about.plan, self._about.task, self._metric_key()
+    def _known(self, curve: list[dict[str, Any]], tested: dict[str, Any]) -> dict[str, Any]:
+        """What is known of a run however it ended; `tested` where the test samples were not those of the curve."""
+        plan, task = self._about.plan, self._about.task
         last, target = curve[-1] if curve else {}, self._about.target
+        looks_at = _looks_at(last)
+        key = f"{looks_at}_{task.metric_name}"
+        test = _measured(last | tested, "test")
+        validation = _measured(last, "validation")
         reached = (
             point["seconds"]
             for point in curve
-            if target is not None and point[key] is not None and task.reached(point[key], target)
+            if target is not None and point.get(key) is not None and task.reached(point[key], target)
         )
         return dict(
             task=plan.task or "task",
             strategy=plan.strategy,
             engine=self._about.engine,
             driver=plan.driver,
-            workers=plan.workers,
+            workers=plan.training_ranks,
+            layout=plan.layout,
             seed=plan.seed,
             train_loss=last.get("train_loss"),
-            test_loss=last.get("test_loss"),
+            test_loss=test.pop("loss", None),
             metric=task.metric_name,
-            test_metric=last.get(key),
+            test_metric=test.get(task.metric_name),
+            metrics=test,
+            looks_at=looks_at,
+            validation_loss=validation.pop("loss", None),
+            validation_metrics=validation,
+            best=self._best,
             target=target,
             time_to_target=next(reached, None),
             curve=curve,
@@ -170,10 +199,21 @@ class Recorder(Listener):
             out=str(self._folder.path) if self._folder else None,
         )
 
-    def _state(self) -> dict[str, Tensor]:
-        from safetensors.torch import load
 
-        return load(self._model) if self._model else {}
+def _tensors(blob: bytes) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
+    return load(blob) if blob else {}
+
+
+def _looks_at(point: dict[str, Any]) -> str:
+    """Which samples the points of a learning curve are about."""
+    return "validation" if "validation_loss" in point else "test"
+
+
+def _measured(point: dict[str, Any], on: str) -> dict[str, Any]:
+    """What was found on these samples, by name."""
+    return {key.removeprefix(f"{on}_"): value for key, value in point.items() if key.startswith(f"{on}_")}
 
 
 def _curve_of(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -35,7 +35,15 @@ class TooSlow(Exception):
 def too_high(plan: Plan, task: Task, train: SampleSet) -> str:
     """One line, with what would do, if workers at this rate would come less than half as far as a serial run."""
     sharing = plan.made_strategy.sharing(1, plan.workers)
-    if sharing is None or plan.workers == 1 or plan.device != "cpu" or not optim.takes_momentum(plan.optimizer):
+    if (
+        not task.rehearsed
+        or sharing is None
+        or plan.workers == 1
+        or plan.device != "cpu"
+        or not optim.takes_momentum(plan.optimizer)
+    ):
+        return ""
+    if plan.clip:  # which is what keeps steps short
         return ""
     rehearsal = Rehearsal(plan, task, train, time.monotonic() + PATIENCE_S)
     threads = torch.get_num_threads()

@@ -13,7 +13,11 @@ from hocket.core.errors import UserError
 from hocket.core.registry import convert
 from hocket.core.shard import Shards
 from hocket.core.units import seconds
-from hocket.drivers.plan import Cadence, Goal, Plan
+from hocket.drivers.held_back import validation_samples
+from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
+from hocket.drivers.schedule import rates_of
+from hocket.drivers.split_model import check_layout
+from hocket.layouts.mesh import Layout
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task
@@ -22,6 +26,7 @@ WORKERS = 2
 """How many workers, unless the strategy or the user says otherwise."""
 LARGEST_LR = 1e38
 """What a float32 can hold."""
+MOST_LOADERS = 1000
 MOST = 2**53
 """Whole numbers beyond it are none any more once they have been floats."""
 
@@ -29,30 +34,49 @@ MOST = 2**53
 def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     """The plan that a spec stands for. `samples` is how many the task trains on."""
     check_numbers(spec)
-    chosen = strategy.make(spec.strategy)
+    if spec.target is not None:
+        task.check_target(spec.target)
+    named = spec.strategy or task.strategy
+    chosen, layout = strategy.make(named), Layout.parse(spec.layout)
     workers = default_workers(chosen) if spec.workers is None else spec.workers
+    if spec.layout:
+        workers = layout.over(spec.workers).data
     chosen.check(workers)
+    compressor_for(spec.compress, chosen)
     optimizer: str = _given(spec, task, "optimizer")
-    batch: int = _given(spec, task, "batch")
+    validation = _validation(spec, task)
+    samples -= validation_samples(validation, samples)
+    batch: int = _given(spec, task, "batch") * spec.accumulate
+    if layout.ranks > 1:
+        _check_split(spec, task, layout, chosen, optim.parse(optimizer)[0])
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_batch(workers, batch, samples)
+    if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
+        raise UserError("clip needs the whole gradient in one place; use one server, or leave --clip out")
     if lr * (workers if spec.scale_lr else 1) > LARGEST_LR:
         raise UserError(f"lr must be at most {LARGEST_LR:g} (for all workers together), got {lr:g}")
-    return Plan(
+    plan = Plan(
         task=spec.task,
         data=spec.data or "",
         test_data=spec.test_data or "",
-        strategy=spec.strategy,
+        strategy=named,
         workers=workers,
         steps=spec.steps or Shards(samples, workers, batch, spec.seed).steps * _given(spec, task, "epochs"),
         batch=batch,
         lr=lr,
         lr_decay=_given(spec, task, "lr_decay"),
+        lr_falls=task.lr_falls,
         scale_lr=spec.scale_lr,
         warmup=spec.warmup,
         momentum=_momentum(spec, task, optimizer),
         optimizer=optimizer,
+        schedule=_given(spec, task, "schedule"),
+        clip=spec.clip,
+        accumulate=spec.accumulate,
+        autocast=spec.autocast,
+        loaders=spec.loaders,
         seed=spec.seed,
+        validation=validation,
         goal=Goal.never() if spec.target is None else Goal(spec.target, task.lower_is_better),
         evaluate_every=1.0 if spec.evaluate_every is None else spec.evaluate_every,
         own_metrics=spec.own_metrics,
@@ -60,13 +84,46 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),
         resume="",
+        compress=spec.compress,
+        layout=spec.layout,
     )
+    steps_per_epoch = Shards(samples, workers, batch, spec.seed).steps
+    if rates := rates_of(plan, steps_per_epoch):
+        rates.at(plan.steps - 1 if rates.per_step else (plan.steps - 1) // steps_per_epoch)  # refuses too short a one
+    return plan
+
+
+def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:
+    """Refuse what needs a whole model, where each rank has a part of it."""
+    check_layout(layout, chosen)
+    if optimizer not in optim.ELEMENTWISE:
+        raise UserError(f"optimizer {optimizer} looks at whole layers, and a layout splits them; use sgd or adam")
+    if layout.pipeline == 1:
+        return
+    if task.evaluate is not None:
+        raise UserError("Task.evaluate needs the whole model, which a pipeline has on no rank; use metrics, or tensor=")
+    if spec.accumulate > 1 or spec.loaders:
+        raise UserError("a pipeline takes batches apart itself: leave accumulate and loaders out, use microbatches=")
+
+
+def _validation(spec: RunSpec, task: Task) -> float:
+    """The share of the training samples that is kept back."""
+    share = task.validation if isinstance(task.validation, (int, float)) else None
+    if spec.validation is None:
+        return float(share or 0.0)
+    if task.validation is not None and share is None:
+        raise UserError("the task brings validation samples of its own; leave --validation out")
+    return spec.validation
 
 
 def settled(spec: RunSpec, task: Task, plan: Plan, engine: str) -> RunSpec:
     """The spec with all that was decided, so that it alone reproduces the run."""
-    names = ("workers", "batch", "lr", "lr_decay", "momentum", "optimizer", "evaluate_every")
-    decided = {name: getattr(plan, name) for name in names}
+    names = ("workers", "lr", "lr_decay", "momentum", "optimizer", "evaluate_every")
+    decided = {name: getattr(plan, name) for name in names} | {"batch": plan.piece}
+    decided["workers"] = plan.training_ranks
+    decided["schedule"] = plan.schedule or None
+    if plan.validation or isinstance(task.validation, (int, float)):
+        decided["validation"] = plan.validation
     epochs = None if spec.steps is not None else _given(spec, task, "epochs")
     return dataclasses.replace(spec, engine=engine, epochs=epochs, **decided)
 
@@ -111,7 +168,7 @@ def _check_number(name: str, value: float) -> None:
     if not math.isfinite(value):
         raise UserError(f"{name} must be finite, got {value}")
     match name:
-        case "workers" | "epochs" | "steps" | "batch" if value < 1:
+        case "workers" | "epochs" | "steps" | "batch" | "accumulate" if value < 1:
             raise UserError(f"{name} must be 1 or more, got {value}")
         case "lr" if value <= 0:
             raise UserError(f"lr must be greater than 0, got {value:g}")
@@ -119,6 +176,12 @@ def _check_number(name: str, value: float) -> None:
             raise UserError(f"lr_decay must be greater than 0 and at most 1, got {value:g}")
         case "momentum" if not 0 <= value < 1:
             raise UserError(f"momentum must be at least 0 and less than 1, got {value:g}")
+        case "validation" if not 0 <= value < 1:
+            raise UserError(f"validation must be a share from 0 to below 1, got {value:g}")
+        case "clip" if value < 0:
+            raise UserError(f"clip must be greater than 0, or 0 for none, got {value:g}")
+        case "loaders" if not 0 <= value <= MOST_LOADERS:
+            raise UserError(f"loaders must be from 0 to {MOST_LOADERS}, got {value}")
         case "evaluate_every" if not 0 < value <= MOST:
             raise UserError(f"evaluate_every must be more than 0 epochs, got {value:g}")
         case "warmup" if not 0 <= value <= MOST:

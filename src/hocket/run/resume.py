@@ -12,10 +12,12 @@ from typing import Any
 from hocket.core.errors import UserError
 from hocket.drivers.checkpoint import Damaged, epochs_done, read
 from hocket.measure.result import Result
+from hocket.run.loading import absolute
 from hocket.run.past import by_age
 from hocket.run.progress import Display
 from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import Training, prepare
+from hocket.strategies import strategy
 from hocket.tasks import Task
 
 
@@ -24,6 +26,10 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     if not os.path.isfile(folder / "spec.toml"):
         raise UserError(f"{folder} is no run's folder: it has no spec.toml; give the folder that 'hocket train' made")
     values = read_toml(folder / "spec.toml")
+    if "task" not in values:
+        if task is None:
+            raise UserError(f"the task of {folder} has no name; give it: hocket.resume({str(folder)!r}, task=...)")
+        values["task"] = ""
     before = RunSpec.from_mapping(values, str(folder / "spec.toml"))
     override(values, dict(changes))
     after = RunSpec.from_mapping(values)
@@ -58,7 +64,7 @@ def _check_changes(before: RunSpec, after: RunSpec) -> None:
         old, new = getattr(before, name), getattr(after, name)
         if declared.metadata["fixed"] and old != new:
             raise UserError(f"a run is resumed with its own {name} ({old}); train anew for another")
-    old, new = (spec.strategy.partition(":")[0] for spec in (before, after))
+    old, new = (strategy.split(absolute(spec.strategy, strategy))[0] for spec in (before, after))
     if old != new:
         raise UserError(f"a run is resumed with its own strategy ({old}); train anew for another")
 

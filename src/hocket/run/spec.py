@@ -48,12 +48,19 @@ class RunSpec:
 
     task: str = field(metadata=_about("", commands=(), fixed=True))
     strategy: str = setting(
-        "allreduce", "How workers agree, such as local-sgd:every=16. [allreduce]", short="-s", commands=ONE
+        "",
+        "How workers agree, such as local-sgd:every=16. [the task's: allreduce, word2vec: hogwild]",
+        short="-s",
+        commands=ONE,
     )
     workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
+    layout: str = setting("", "How a model is split over ranks, such as tensor=2 or pipeline=2,data=2. [not at all]")
     engine: str | None = setting(None, "mpi, torch, threads, sim or fleet. [mpi where it can start]", commands=ANYWHERE)
     driver: Literal["auto", "compiled", "pytorch"] = setting(
         "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
+    )
+    compress: str = setting(
+        "none", "How what is sent shrinks: topk:0.01, qsgd:bits=4, topk:0.01+qsgd:bits=8 ... [none]", fixed=True
     )
     epochs: int | None = setting(None, "Passes over the data. [the task's]")
     steps: int | None = setting(None, "Steps of each worker, in place of epochs.")
@@ -64,8 +71,18 @@ class RunSpec:
     warmup: float = setting(0.0, "Epochs over which the learning rate rises to its full height. [0]")
     scale_lr: bool = setting(False, "Multiply the learning rate by the number of workers.")
     lr_decay: float | None = setting(None, "What the learning rate is multiplied by after every epoch.")
+    schedule: str | None = setting(
+        None, "One of torch.optim.lr_scheduler: cosine-annealing, step:step_size=3,per=epoch ... [the task's]"
+    )
+    clip: float = setting(0.0, "Shorten a gradient that is longer than this; see docs/own-model.md. [0: none]")
+    accumulate: int = setting(1, "Batches whose gradients a worker adds up for one step. [1]", fixed=True)
+    autocast: Literal["none", "bf16"] = setting("none", "Compute in bf16 where torch.autocast does. [none]", fixed=True)
+    loaders: int = setting(0, "Processes beside each worker that take samples from a Dataset for it. [0]")
     seed: int = setting(0, "Seed of data order and initial weights. [0]", fixed=True)
-    target: float | None = setting(None, "Stop when the test metric reaches this.")
+    target: float | None = setting(None, "Stop when the metric reaches this, on validation samples if there are any.")
+    validation: float | None = setting(
+        None, "Share of the training samples that is kept back, to be judged in place of the test samples.", fixed=True
+    )
     evaluate_every: float | None = setting(
         None, "Epochs between two points of the learning curve; 0.1 is ten an epoch. [1; compare: 0.2]", fixed=True
     )
@@ -85,6 +102,9 @@ class RunSpec:
     )
     hosts: str = setting("", "Machines for the engine mpi, such as a:4,b:4.", commands=ANYWHERE)
     mpiexec: str = setting("", "The MPI launcher. [the one installed with Hocket]", commands=ANYWHERE)
+    bind: Literal["auto", "none", "core"] = setting(
+        "auto", "Tie each rank to a core: auto, none or core. [auto: if enough are idle]", commands=ANYWHERE
+    )
     trace: int = setting(DETAIL, "Events that each rank logs one by one. [10000]")
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hocket.compress import Identity
 from hocket.core.comm import Rank
 from hocket.core.environment import launched_rank
 from hocket.core.errors import UserError
@@ -20,6 +21,7 @@ from hocket.core.seeds import generators_as_they_were
 from hocket.core.shard import Shards
 from hocket.drivers.all_at_once import run_all
 from hocket.drivers.checkpoint import epochs_done
+from hocket.drivers.held_back import held_back
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
 from hocket.engines.catalogue import Engine, Light, Program, engine
@@ -28,8 +30,9 @@ from hocket.measure.result import Result
 from hocket.run.batching import batching
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
-from hocket.run.loading import find_name, load_task
-from hocket.run.past import read_curve
+from hocket.run.idle import idle_note
+from hocket.run.loading import absolute, find_name, load_task
+from hocket.run.past import read_best, read_curve
 from hocket.run.place import check_name
 from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
@@ -41,6 +44,8 @@ from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
 from hocket.strategies import strategy
 from hocket.tasks import SampleSet, Task
+from hocket.tasks import task as task_registry
+from hocket.tasks.base import most_frequent
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Training:
     plan: Plan
     engine: Engine
     task: Task
+    given: SampleSet
+    """All that may be trained on."""
     train: SampleSet
+    """Without what is kept back."""
     test: SampleSet
     title: str
     notes: tuple[str, ...] = ()
@@ -75,10 +83,9 @@ class Training:
             raise UserError("checkpoints need a folder; give one with out=")
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
-            if display and self.is_root and (warning := too_high(self.plan, self.task, self.train)):
-                display.note(warning)
             if display and self.is_root:
-                for note in self.notes:
+                found = idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train), *self.task.notes()
+                for note in filter(None, (*found, *self.notes)):
                     display.note(note)
             about = About(
                 self.plan,
@@ -86,11 +93,13 @@ class Training:
                 self.spec.engine or "",
                 self.engine.virtual_time,
                 self.task.target if self.spec.target is None else self.spec.target,
+                most_frequent(self.test) if self.task.metric_is_share else None,
                 read_curve(out, resumed_at) if out and resumed_at is not None else [],
+                read_best(out) if out and resumed_at is not None else None,
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
             recorder = Recorder(about, folder, display if display and self.is_root else Silent())
-            ranks = self.plan.workers + self.plan.servers
+            ranks = self.plan.training_ranks + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":
                 raise KeyboardInterrupt
@@ -107,8 +116,13 @@ class Training:
         if self.engine.starts_processes():
             return Program("hocket.run.rank:run_program", self.plan.to_json())
         if self.engine.drives_all:
-            return lambda rank: run_all(rank, self.plan, self.task, self.train, self.test)
-        return Light(lambda rank: run_rank(rank, self.plan, self.task, self.train, self.test))
+            return lambda rank: run_all(rank, self.plan, self.task, self.given, self.test)
+
+        def main(rank: Rank) -> Any:
+            return run_rank(rank, self.plan, self.task, self.given, self.test)
+
+        # Ranks that hold parts of one model talk to each other inside autograd
+        return main if self.plan.layout else Light(main)
 
 
 def train(
@@ -125,30 +139,35 @@ def train(
 
 def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Training:
     """Decide everything, and refuse what cannot run. `resume` is the checkpoint to go on from."""
-    if ".py:" in spec.task:  # wherever the spec is read again, it means this file
-        path, _, name = spec.task.rpartition(":")
-        spec = dataclasses.replace(spec, task=f"{Path(path).resolve()}:{name}")
+    found = absolute(spec.task, task_registry), absolute(spec.strategy, strategy)
+    spec = dataclasses.replace(spec, task=found[0], strategy=found[1])
     if task is not None and not spec.task:
         spec = dataclasses.replace(spec, task=find_name(task) or "")
     task = task or load_task(spec.task, spec.seed, spec.data, spec.test_data)
+    spec = dataclasses.replace(spec, strategy=spec.strategy or task.strategy)
     with blaming("Task.data"):
-        train_samples, test_samples = task.load()
+        all_samples, test_samples = task.load()
     text, reason = named_engine(spec)
     spec = dataclasses.replace(spec, workers=_workers(spec, text))
-    plan = dataclasses.replace(resolve(spec, task, len(train_samples)), resume=resume)
+    plan = dataclasses.replace(resolve(spec, task, len(all_samples)), resume=resume)
+    with blaming("Task.validation"):
+        train_samples, _ = held_back(plan, task, all_samples)
     plan = dataclasses.replace(plan, compiled=_is_compiled(spec.driver, text, plan, task, train_samples))
     if not text:
         text, reason = best_engine(plan.made_strategy.needs, compiled=plan.compiled, named=bool(spec.task))
     elif plan.compiled:
         reason = " (compiled workers)"
-    chosen = make_engine(spec, text, plan.workers)
+    chosen = make_engine(spec, text, plan.training_ranks)
     device_of(plan.device, 0)
+    _check_loaders(plan, train_samples)
     model = try_out(plan, task, train_samples, test_samples)
     _check_engine(plan, chosen, spec.hosts, model)
+    plan.made_compressor.check_model([p.shape for p in model.parameters])
     plan, note = batching(chosen, plan, task, train_samples)
     notes = tuple(filter(None, [room(chosen, plan, model), note]))
     title = _title(plan, f"engine {text}{reason}")
-    return Training(settled(spec, task, plan, text), plan, chosen, task, train_samples, test_samples, title, notes)
+    settled_spec = settled(spec, task, plan, text)
+    return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)
 
 
 def _workers(spec: RunSpec, text: str) -> int | None:
@@ -163,7 +182,9 @@ def _workers(spec: RunSpec, text: str) -> int | None:
 
 def _is_compiled(driver: str, text: str, plan: Plan, task: Task, train: SampleSet) -> bool:
     """Whether the workers run compiled: if that was asked for, and in shared memory wherever they can."""
-    if driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
+    if plan.layout and driver == "compiled":
+        raise UserError("compiled workers have whole models; leave --layout out, or use --driver pytorch")
+    if plan.layout or driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
         return False
     why_not = _why_not_compiled(text, plan, task, train)
     if why_not and driver == "compiled":
@@ -183,9 +204,20 @@ def _why_not_compiled(text: str, plan: Plan, task: Task, train: SampleSet) -> st
     with blaming("Task.model"):
         if kernel_for(plan, task, train) is not None:
             return ""
-    if plan.optimizer != "sgd" or plan.warmup or plan.device != "cpu":
-        return "compiled workers take steps of plain sgd on the CPU, without warm-up"
+    if not plan.is_plain or plan.device != "cpu" or task.on_step or task.on_epoch:
+        beside = "warm-up, schedule, clipping, accumulation, autocast, loaders or callbacks"
+        return f"compiled workers take steps of plain sgd on the CPU, without {beside}"
     return f"task {Path(plan.task).name or 'task'} has no compiled form: Hocket compiles perceptrons and its own models"
+
+
+def _check_loaders(plan: Plan, train: SampleSet) -> None:
+    if plan.loaders and not train.is_read_one_by_one:
+        raise UserError(
+            "loaders are for a Dataset that gives one sample at a time; this task's need none: leave them out"
+        )
+    if plan.loaders and not plan.made_strategy.lockstep:
+        name = plan.made_strategy.name
+        raise UserError(f"loaders must know the batches to come; workers of {name} draw theirs: leave --loaders out")
 
 
 def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> None:
@@ -210,7 +242,7 @@ def _check_engine(plan: Plan, chosen: Engine, hosts: str, model: Replica) -> Non
             f"engine {chosen.name} starts fresh processes, which must find the task by name: define it at the top "
             f"level of a file and pass 'path/to/file.py:task', or use engine={' or '.join(map(repr, able))}"
         )
-    chosen.check(plan.workers)
+    chosen.check(plan.training_ranks)
 
 
 @contextmanager
@@ -224,9 +256,17 @@ def _torch_as_it_was() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def brief(text: str) -> str:
+    """A task or strategy as people read it: one in a user's file without the folders before it."""
+    place, found, rest = text.partition(".py:")
+    return Path(place).name + found + rest
+
+
 def _title(plan: Plan, where: str) -> str:
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-    task = Path(plan.task).name or "task"
-    return (
-        f"{task}: {plan.strategy} on {workers}, {where}, batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
-    )
+    if plan.layout:
+        workers += f", {plan.training_ranks} ranks ({plan.layout})"
+    task = brief(plan.task) or "task"
+    how = f"batch {plan.batch} a worker, {plan.optimizer} at {plan.lr:g}"
+    compressed = "" if isinstance(plan.made_compressor, Identity) else f" with {plan.compress}"
+    return f"{task}: {brief(plan.strategy)}{compressed} on {workers}, {where}, {how}"

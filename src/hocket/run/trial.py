@@ -11,6 +11,7 @@ from hocket import optim
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.drivers.plan import Plan
+from hocket.layouts.survey import check
 from hocket.run.blame import TaskError, blaming
 from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
@@ -24,23 +25,29 @@ def try_out(plan: Plan, task: Task, train: SampleSet, test: SampleSet) -> Replic
         _check_optimizer(plan, model)
         if plan.device == "cpu":  # elsewhere, only ranks touch the device
             model.model.train()
-            loss = _call(task.loss, "loss", model, train, plan.batch)
+            loss = _call(task.loss, "loss", model, train, plan)
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
                 raise TaskError(f"Task.loss must return one number as a tensor with a gradient; it gave {_shape(loss)}")
             model.model.eval()
-            metric = _call(task.metric, "metric", model, test, plan.batch)
-            if not (isinstance(metric, (int, float)) or (isinstance(metric, Tensor) and metric.numel() == 1)):
-                raise TaskError(f"Task.metric must return one number; it gave {_shape(metric)}")
+            if plan.made_layout.ranks > 1:
+                check(model.model, plan.made_layout, train.take(torch.arange(plan.batch))[0])
+            for name, measure in task.measures.items():
+                what = "metric" if task.metrics is None else f"metrics[{name!r}]"
+                metric = _call(measure, what, model, test, plan)
+                if not (isinstance(metric, (int, float)) or (isinstance(metric, Tensor) and metric.numel() == 1)):
+                    raise TaskError(f"Task.{what} must return one number; it gave {_shape(metric)}")
     return model
 
 
-def _call(function: Any, name: str, model: Replica, samples: SampleSet, count: int) -> Any:
+def _call(function: Any, name: str, model: Replica, samples: SampleSet, plan: Plan) -> Any:
+    count = min(plan.batch // plan.accumulate, len(samples))
     with blaming("Task.data"):
-        inputs, targets = samples.take(torch.arange(min(count, len(samples))))
-    with blaming("Task.model"):
-        output = model.model(inputs)
-    with blaming(f"Task.{name}"):
-        return function(output, targets)
+        inputs, targets = samples.take(torch.arange(count))
+    with torch.autocast("cpu", torch.bfloat16, enabled=plan.autocast != "none"):
+        with blaming("Task.model"):
+            output = model.model(inputs)
+        with blaming(f"Task.{name}"):
+            return function(output, targets)
 
 
 def _shape(value: Any) -> str:

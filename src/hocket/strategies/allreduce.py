@@ -13,12 +13,13 @@ from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 class AllReduce(Strategy):
     """Average the gradients at every step: n workers of batch b are one worker of batch n*b."""
 
-    algorithm: Algorithm = "native"
-    """`native` is the engine's own; the others are written out in messages (core/collectives.py)."""
+    algorithm: Algorithm = "auto"
+    """`auto` goes through memory among ranks of one host, and `native` by the engine's library; the others are written
+    out in messages (core/collectives.py)."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({"collectives"} if self.algorithm == "native" else {"collectives", "messages"})
+        return frozenset({"collectives"} if self.algorithm in ("auto", "native") else {"collectives", "messages"})
 
     @property
     def alike(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,10 @@ from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 @strategy("diloco")
 @dataclass(frozen=True)
 class DiLoCo(Strategy):
-    """Local steps, then an outer step of Nesterov momentum along the mean change (Douillard 2023, algorithm 1)."""
+    """Local steps, then an outer step of Nesterov momentum along the mean change (Douillard 2023, algorithm 1).
+
+    With fragments one part of the model after the other takes its outer step (Streaming DiLoCo, Douillard 2025).
+    """
 
     every: int = 16
     """Local steps between outer steps; the paper has 500, for runs of many thousands."""
@@ -24,6 +28,8 @@ class DiLoCo(Strategy):
     """Of the outer optimizer."""
     momentum: float = 0.9
     """Nesterov's, of the outer optimizer; the inner optimizer's state stays with its worker."""
+    fragments: int = 1
+    """Parts of the model, each with its own turn within `every` steps: as many bytes, in smaller portions."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -32,6 +38,8 @@ class DiLoCo(Strategy):
     def check(self, workers: int) -> None:
         if self.every < 1:
             raise UserError(f"diloco: every must be 1 or more, got {self.every}")
+        if not 1 <= self.fragments <= self.every:
+            raise UserError(f"diloco: fragments must be from 1 to every ({self.every}), got {self.fragments}")
         if self.lr <= 0:
             raise UserError(f"diloco: lr must be greater than 0, got {self.lr:g}")
         if not 0 <= self.momentum < 1:
@@ -41,21 +49,32 @@ class DiLoCo(Strategy):
         return self.lr / (1 - self.momentum) / workers
 
     def part(self, w: Worker) -> tuple[Tensor, float]:
-        return w.x, w.kept("seen").since.samples or 1.0
+        return w.x, w.kept("seen").since[0].samples or 1.0
 
     def worker(self, w: Worker) -> Steps:
         anchor = w.keep("anchor", w.x.clone())  # the model that all workers set out from
         velocity = w.keep("velocity", torch.zeros_like(anchor))
-        seen = w.keep("seen", State(since=Weight()))  # the samples since the last outer step
+        ends = [0, *accumulate(len(part) for part in w.x.tensor_split(self.fragments))]
+        spans = [slice(begin, end) for begin, end in pairwise(ends)]
+        # The samples since the last outer step of each fragment
+        seen = w.keep("seen", State(since=[Weight() for _ in range(self.fragments)]))
         while (g := (yield)) is not None:
             w.descend(g)
-            seen.since += g.weight
-            if w.step % self.every == 0:
-                w.average_replicas(seen.since)
-                seen.since = Weight()
-                change = anchor - w.x  # old minus new: an outer gradient, to be descended
-                velocity.mul_(self.momentum).add_(change)
-                anchor.add_(change + self.momentum * velocity, alpha=-self.lr)
-                w.x.copy_(anchor)
-        if w.step % self.every != 0:  # the farewell: everyone leaves with one model
-            w.average_replicas(seen.since)
+            for f, span in enumerate(spans):
+                seen.since[f] += g.weight
+                if self.has_turn(f, w.step):
+                    w.average_replicas(seen.since[f], since=anchor, span=span)
+                    seen.since[f] = Weight()
+                    self.outer_step(w.x[span], anchor[span], velocity[span])
+        for f, span in enumerate(spans):  # the farewell: everyone leaves with one model
+            if not self.has_turn(f, w.step):
+                w.average_replicas(seen.since[f], since=anchor, span=span)
+
+    def has_turn(self, fragment: int, step: int) -> bool:
+        return (step - fragment * self.every // self.fragments) % self.every == 0
+
+    def outer_step(self, x: Tensor, anchor: Tensor, velocity: Tensor) -> None:
+        change = anchor - x  # old minus new: an outer gradient, to be descended
+        velocity.mul_(self.momentum).add_(change)
+        anchor.add_(change + self.momentum * velocity, alpha=-self.lr)
+        x.copy_(anchor)

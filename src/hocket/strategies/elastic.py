@@ -49,7 +49,7 @@ class Elastic(Strategy):
         centre = w.size
         while (g := (yield)) is not None:
             if w.step % self.every == 0:  # both moves from the x at which the gradient was taken
-                w.world.isend(centre, Message("replica", (), (Lossy(w.x, "replica"),)))
+                w.world.isend(centre, Message("replica", (), (Lossy(w.x, "replica", is_model=True),)))
                 w.x -= w.world.recv(centre)[1].tensors[0]
             w.descend(g)
         w.world.isend(centre, Message("done"))
@@ -75,8 +75,9 @@ class Elastic(Strategy):
                     break
                 tau = s.version - seen[turn]
                 d = staleness.temper(alpha * (replicas.pop(turn) - s.x), 1.0, tau, s.x, centres.get(turn, s.x))
-                s.comm.isend(turn, Message("pull", (), (Lossy(d, f"pull/{turn}"),)))  # x_i <- x_i - d
-                s.x += d
+                pull = s.seal(turn, Lossy(d, ""))  # what does not arrive stays between the two: none need be kept
+                s.comm.isend(turn, Message("pull", (), (pull,)))  # x_i <- x_i - d
+                s.x += pull.values
                 s.version += 1
                 s.log("update", worker=turn, read=seen[turn], version=s.version, staleness=tau)
                 seen[turn] = s.version

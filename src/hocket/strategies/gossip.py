@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -54,6 +54,9 @@ class Gossip(Strategy):
         if self.stale != "none" and self.kind != "adpsgd":
             raise UserError(f"gossip: nothing is stale in kind={self.kind}; leave stale out, or use kind=adpsgd")
 
+    def idle(self) -> Mapping[str, str]:
+        return {} if self.kind in ("dpsgd", "adpsgd") else {"graph": "kind"}
+
     @property
     def lockstep(self) -> bool:
         return self.together or self.kind in ("dpsgd", "sgp")
@@ -82,7 +85,9 @@ class Gossip(Strategy):
         """
         near = neighbours(self.graph, w.size, w.rank)
         while (g := (yield)) is not None:
-            mix(w, exchange(w, near, model_of(w), near))
+            told = {j: w.seal(j, model_of(w)) for j in near}
+            models = {j: Message("model", (), (told[j], w.model.buffers)) for j in near}
+            mix(w, exchange(w, models, near), list(told.values()))
             w.descend(g)
 
     def pairwise(self, w: Worker) -> Steps:
@@ -108,9 +113,10 @@ class Gossip(Strategy):
             match msg.kind:
                 case "model":
                     x, buffers = msg.tensors
-                    d, d_buffers = (w.x - x) / 2, (w.model.buffers - buffers) / 2
-                    w.comm.isend(j, Message("difference", (), (Lossy(d, f"difference/{j}"), d_buffers)))
-                    w.x.sub_(d)
+                    d, d_buffers = (w.x - x) * (w.mixing / 2), (w.model.buffers - buffers) / 2
+                    difference = w.seal(j, Lossy(d, ""))  # what does not arrive stays here: both keep the sum
+                    w.comm.isend(j, Message("difference", (), (difference, d_buffers)))
+                    w.x.sub_(difference.values)
                     w.model.buffers.sub_(d_buffers)
                 case "difference":
                     x, buffers = msg.tensors
@@ -128,7 +134,7 @@ class Gossip(Strategy):
             if asks and idle:
                 j = sorted(idle)[int(torch.randint(len(idle), (1,), generator=w.rng))]
                 idle.discard(j)
-                w.comm.isend(j, model_of(w))
+                w.comm.isend(j, replica_of(w))
             g.vector.copy_(staleness.temper(g.vector, w.lr, averages, w.x, read))
             w.descend(g, averages)
         if asks:
@@ -149,12 +155,11 @@ class Gossip(Strategy):
             w.descend(g)
             x += w.x - before
             hop = 2 ** ((w.step - 1) % reach)
-            x /= 2
-            weight /= 2
             to, source = (w.rank + hop) % w.size, (w.rank - hop) % w.size
-            ((x_in, weight_in),) = exchange(w, [to], Message("half", (), (Lossy(x, "half"), weight)), [source])
-            x += x_in
-            weight += weight_in
+            half, half_weight = w.seal(to, Lossy(x / 2, "half", is_model=True)), weight / 2
+            ((x_in, weight_in),) = exchange(w, {to: Message("half", (), (half, half_weight))}, [source])
+            x.sub_(half.values, alpha=w.mixing).add_(x_in, alpha=w.mixing)  # what does not arrive stays here
+            weight.sub_(half_weight, alpha=w.mixing).add_(weight_in, alpha=w.mixing)
             torch.div(x, weight, out=w.x)
         w.x.copy_(x)  # the sum of all x is what was kept, and that of all weights is their number: not so for z
 
@@ -177,7 +182,7 @@ class Gossip(Strategy):
                     timeout = 0.0
                     match msg.kind:
                         case "ask":
-                            w.comm.isend(j, model_of(w))
+                            w.comm.isend(j, replica_of(w))
                         case "model":
                             models.append(msg.tensors)
                             asked.unanswered = False
@@ -191,7 +196,7 @@ class Gossip(Strategy):
             averages = hear(0.0)
             j = others[int(torch.randint(len(others), (1,), generator=w.rng))]
             if self.kind == "push":
-                w.comm.isend(j, model_of(w))
+                w.comm.isend(j, replica_of(w))
             elif not asked.unanswered:
                 asked.unanswered = True
                 w.comm.isend(j, Message("ask"))
@@ -211,7 +216,7 @@ class Gossip(Strategy):
             chosen = ((torch.arange(w.size) + offset) % w.size).tolist()
             choosers = [r for r in range(w.size) if chosen[r] == w.rank]
             to, sources = (choosers, [chosen[w.rank]]) if self.kind == "pull" else ([chosen[w.rank]], choosers)
-            mix(w, exchange(w, to, model_of(w), sources))
+            mix(w, exchange(w, dict.fromkeys(to, replica_of(w)), sources))
             w.descend(g)
 
 
@@ -235,22 +240,35 @@ def neighbours(graph: Graph, n: int, i: int) -> list[int]:
     return sorted({j % n for j in near} - {i})
 
 
-def model_of(w: Worker) -> Message:
+def model_of(w: Worker) -> Lossy:
+    return Lossy(w.x, "model", is_model=True)
+
+
+def replica_of(w: Worker) -> Message:
     """A replica on its way: parameters, and statistics that must arrive as they are."""
-    return Message("model", (), (Lossy(w.x, "model"), w.model.buffers))
+    return Message("model", (), (model_of(w), w.model.buffers))
 
 
-def mix(w: Worker, others: Sequence[tuple[Tensor, ...]]) -> None:
-    """Replace the replica by the mean of itself and the others."""
-    for x, buffers in others:
-        w.x += x
+def mix(w: Worker, others: Sequence[tuple[Tensor, ...]], told: Sequence[Lossy] = ()) -> None:
+    """Replace the replica by the mean of itself and the others, or go as far towards it as `w.mixing` allows.
+
+    Each that was `told` something hears what may be less than the whole replica. To it one's own replica is that too,
+    so that both move alike and the mean of all stays as it was (Koloskova 2019, algorithm 2).
+    """
+    x, untold = w.x.clone() if w.mixing < 1 else w.x, [w.x - part.values for part in told if part.packed]
+    for heard, buffers in others:
+        w.x += heard
         w.model.buffers += buffers
+    for rest in untold:
+        w.x += rest
     w.replica /= 1 + len(others)
+    if w.mixing < 1:
+        w.x.lerp_(x, 1 - w.mixing)
 
 
-def exchange(w: Worker, to: Sequence[int], msg: Message, sources: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """Send a message to some and receive theirs from others."""
-    sending = [w.comm.isend(j, msg) for j in to]
+def exchange(w: Worker, messages: Mapping[int, Message], sources: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """Send messages to some and receive theirs from others."""
+    sending = [w.comm.isend(j, msg) for j, msg in messages.items()]
     received = [w.comm.recv(j)[1].tensors for j in sources]
     for request in sending:
         request.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +41,9 @@ class LocalSGD(Strategy):
             raise UserError(f"local-sgd: post_local must be 0 or more, got {self.post_local}")
         if self.group < 0 or (self.group and workers % self.group):
             raise UserError(f"local-sgd: {workers} workers cannot form groups of {self.group}; use a divisor")
+
+    def idle(self) -> Mapping[str, str]:
+        return {} if self.group else {"between": "group"}
 
     def worker(self, w: Worker) -> Steps:
         group = w.comm.split(w.rank // self.group) if self.group else w.comm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ from hocket.core.serving import Server, parts
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
+from hocket.strategies.pace import ANY, Pace
+from hocket.strategies.views import Views
 
 
 @strategy("server")
@@ -88,6 +90,24 @@ class ParameterServer(Strategy):
             return 0.0
         return max(self.lookahead, 1 - 1.6 / workers)  # the more there are, the steadier each must move to be foreseen
 
+    def slacks(self) -> tuple[int, int]:
+        """How many steps a worker may be ahead of the slowest: always, and at the most where that saves waiting."""
+        match self.mode:
+            case "ssp":
+                return self.slack, self.slack
+            case "dssp":
+                return self.low, self.high
+        return ANY, ANY
+
+    def idle(self) -> Mapping[str, str]:
+        used = {
+            "sync": (),
+            "async": ("lookahead",),
+            "ssp": ("lookahead", "slack"),
+            "dssp": ("lookahead", "low", "high"),
+        }
+        return dict.fromkeys({"slack", "low", "high", "lookahead"}.difference(used[self.mode]), "mode")
+
     def step_scale(self, workers: int) -> float:
         return 1 / workers if self.mode == "sync" else 1.0
 
@@ -142,7 +162,7 @@ class ParameterServer(Strategy):
 
     def server(self, s: Server) -> None:
         staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness))
-        pace = s.keep("pace", Pace(self, s))
+        pace = s.keep("pace", Pace(s, *self.slacks()))
         views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers))
         looks_back = staleness.needs_the_read() or self.ahead(s.workers) > 0
         pushed: dict[int, Message] = s.keep("pushed", {})  # sync: the gradients of this step
@@ -167,7 +187,10 @@ class ParameterServer(Strategy):
             for i in [i for i in sorted(waiting) if i not in pushed and pace.may_go_on(i)]:
                 waiting.discard(i)
                 view = views.given(i, s.x) if looks_back else s.x
-                s.comm.isend(i, Message("model", (s.version,), (Lossy(view, f"model/{i}"),)))
+                model = s.seal(i, Lossy(view, "model", is_model=True))
+                if model.packed:
+                    views.newest[i] = model.values  # it will compute at what it finds
+                s.comm.isend(i, Message("model", (s.version,), (model,)))
         for i in range(s.workers):
             s.comm.isend(i, Message("model", (s.version,), (s.x,))).wait()
 
@@ -192,88 +215,3 @@ class ParameterServer(Strategy):
         s.tune(pushes[0].tensors[1])
         s.descend(g.expand_as(s.x))
         s.log("update", read=s.version - 1, version=s.version, staleness=0)
-
-
-class Views(State):
-    """The parameters as each worker was given them, which is where its gradients are computed."""
-
-    newest: dict[int, Tensor]
-    oldest: dict[int, Tensor]
-    """Of a worker that has read again before it pushed: where the oldest gradient that it holds was computed."""
-    true: dict[int, Tensor]
-    """What the parameters really were when a worker read them last."""
-
-    def __init__(self, ahead: float, x: Tensor, workers: int) -> None:
-        everyone = dict.fromkeys(range(workers), x.clone())
-        super().__init__(newest=everyone, oldest={}, true=dict(everyone))
-        self._ahead = ahead
-
-    def given(self, worker: int, x: Tensor) -> Tensor:
-        """What a worker shall compute its next gradient at: where the parameters should be when that arrives.
-
-        Of their movement since its last read, as much is expected to go on as the momentum of all carries.
-        """
-        now = x.clone()
-        view = now + self._ahead * (now - self.true[worker]) if self._ahead else now
-        self.true[worker], self.newest[worker] = now, view
-        return view
-
-    def held(self, worker: int) -> None:
-        """A worker reads while it holds gradients that it has not pushed."""
-        self.oldest.setdefault(worker, self.newest[worker])
-
-    def pushed(self, worker: int) -> Tensor:
-        """A worker pushes: where the oldest of its gradients was computed."""
-        return self.oldest.pop(worker, self.newest[worker])
-
-
-class Pace(State):
-    """Who may go on, and who is too far ahead of the slowest."""
-
-    pushes: list[int]
-    last_s: list[float]
-    interval_s: list[float]
-    granted: list[int]
-
-    def __init__(self, options: ParameterServer, server: Server) -> None:
-        n = server.workers
-        super().__init__(pushes=[0] * n, last_s=[0.0] * n, interval_s=[0.0] * n, granted=[0] * n)
-        self._options, self._server = options, server
-
-    def pushed(self, worker: int, now_s: float) -> None:
-        self.pushes[worker] += 1
-        if self.pushes[worker] > 1:  # before the first there was the start
-            self.interval_s[worker] = now_s - self.last_s[worker]
-        self.last_s[worker] = now_s
-        if self._options.mode == "dssp":
-            self._grant(worker)
-
-    def may_go_on(self, worker: int) -> bool:
-        ahead = self.pushes[worker] - min((self.pushes[i] for i in self._server.active), default=math.inf)
-        match self._options.mode:
-            case "ssp":
-                return ahead <= self._options.slack
-            case "dssp":
-                return ahead <= self._options.low or self.pushes[worker] <= self.granted[worker]
-        return True
-
-    def _grant(self, worker: int) -> None:
-        """Let a worker that has used up the low slack take as many steps more as make it wait least (algorithm 2).
-
-        The wait is foreseen from the last intervals between pushes: its own, and those of the slowest.
-        """
-        slowest = min(self._server.active, key=lambda i: (self.pushes[i], self.last_s[i]))
-        ahead = self.pushes[worker] - self.pushes[slowest]
-        if ahead <= self._options.low or self.pushes[worker] <= self.granted[worker]:
-            return
-        own_s, slow_s = self.interval_s[worker], self.interval_s[slowest]
-        if not own_s or not slow_s:  # nothing to foresee it from
-            return
-
-        def wait_s(more: int) -> float:
-            """From the end of so many steps more to the next push of the slowest."""
-            behind_s = self.last_s[slowest] - self.last_s[worker] - more * own_s
-            return behind_s % slow_s
-
-        more = min(range(self._options.high - ahead + 2), key=wait_s, default=0)
-        self.granted[worker] = self.pushes[worker] - 1 + more

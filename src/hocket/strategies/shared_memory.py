@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -57,6 +58,10 @@ class SharedMemory(Strategy):
                 f"got backoff_us={self.backoff_us:g}, backoff_max_us={self.backoff_max_us:g}"
             )
         self.sharing(1, workers)
+
+    def idle(self) -> Mapping[str, str]:
+        used = {"none": (), "yield": (), "constant": ("backoff_us",), "exponential": ("backoff_us", "backoff_max_us")}
+        return dict.fromkeys({"backoff_us", "backoff_max_us"}.difference(used[self.backoff]), "backoff")
 
     def sharing(self, dim: int, workers: int) -> Sharing:
         """How a vector of this length is shared between so many workers."""
@@ -143,6 +148,9 @@ class Hogwild(SharedMemory):
     """HOGWILD! (Niu 2011): no locks; reads and adds race, component by component."""
 
     method: ClassVar[Method] = "hogwild"
+
+    def idle(self) -> Mapping[str, str]:
+        return dict.fromkeys(("backoff", "backoff_us", "backoff_max_us"), "")  # there is nothing to get into
 
 
 @strategy("leashed")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import http.client
+import io
 import os
 import sys
 import tempfile
 import urllib.request
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ class DataFile:
     name: str
     size: int
     md5: str
+    zipped_as: str = ""
+    """The archive that mirrors have it in, alone; empty where they have the file itself."""
 
     def fault(self, content: bytes) -> str | None:
         """What is wrong with this content, if anything."""
@@ -111,12 +115,14 @@ def _fetch(file: DataFile, mirrors: Sequence[str]) -> tuple[bytes | None, list[s
     """The content from the first mirror that gives it unharmed, and what was wrong with those before."""
     faults = []
     for mirror in mirrors:
-        url = mirror + file.name
+        url = mirror + (file.zipped_as or file.name)
         print(f"hocket: fetching {url} ({file.size / 1e6:.1f} MB)", file=sys.stderr, flush=True)
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
                 content: bytes = response.read(file.size + 1)
-        except (OSError, http.client.HTTPException) as error:
+            if file.zipped_as:
+                content = _unzipped(file, content)
+        except (OSError, http.client.HTTPException, zipfile.BadZipFile, KeyError) as error:
             faults.append(f"{mirror}: {getattr(error, 'reason', None) or error}")
             continue
         fault = file.fault(content)
@@ -124,6 +130,11 @@ def _fetch(file: DataFile, mirrors: Sequence[str]) -> tuple[bytes | None, list[s
             return content, faults
         faults.append(f"{mirror}: {fault}")
     return None, faults
+
+
+def _unzipped(file: DataFile, content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(file.name) as found:
+        return found.read(file.size + 1)
 
 
 def _write(target: Path, content: bytes) -> None:

@@ -173,6 +173,7 @@ class _Linear:
             model,
             samples,
             metric=sign_accuracy,
+            metric_is_share=True,
             target=0.92 if data is None else None,
             epochs=EPOCHS,
             batch=BATCH,

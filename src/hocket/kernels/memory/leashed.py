@@ -11,9 +11,7 @@ most, and one is the head. One more is for an observer. With the m gradients tha
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hocket.kernels.arrays import Words
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import compare_and_swap, fetch_add, load, monotonic_ns, sched_yield
 from hocket.kernels.memory.locks import give_up
@@ -31,8 +29,6 @@ from hocket.kernels.memory.words import (
     WORKER_WORDS,
     WORKERS,
 )
-
-Words = NDArray[np.int64]
 
 
 @kernel

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 
-import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
+from hocket.kernels.arrays import Words
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import address, fetch_add, monotonic_ns, pause, sched_yield, store, usleep, wall_ns
 from hocket.kernels.memory.words import (
@@ -37,8 +36,6 @@ from hocket.kernels.memory.words import (
     WORKER_AREA,
     WORKER_WORDS,
 )
-
-Words = NDArray[np.int64]
 
 READING, WRITING = range(2)  # why a lock is taken; readers share a rwlock
 _EBUSY, _ETIMEDOUT, _EOWNERDEAD = errno.EBUSY, errno.ETIMEDOUT, errno.EOWNERDEAD

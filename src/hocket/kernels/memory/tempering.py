@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from numba import float32
-from numpy.typing import NDArray
 
 from hocket.core import staleness as rules
+from hocket.kernels.arrays import Rows, Vector, Words
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.words import (
     EXPONENTIAL,
@@ -27,10 +27,6 @@ from hocket.kernels.memory.words import (
     WORKER_WORDS,
     WORKERS,
 )
-
-Words = NDArray[np.int64]
-Rows = NDArray[np.float32]
-Vector = NDArray[np.float32]
 
 _inverse, _max1 = kernel(rules.inverse), kernel(rules.max1)
 _exponential, _tail = kernel(rules.exponential), kernel(rules.tail)

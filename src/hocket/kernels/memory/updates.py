@@ -15,8 +15,8 @@ NO_ROW, a lock could not be had before its deadline and the update ends as BROKE
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.kernels.arrays import Rows, Vector, Words
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, sched_yield
 from hocket.kernels.memory.leashed import advance, claim, count_in, count_out
@@ -67,10 +67,6 @@ from hocket.kernels.memory.words import (
     WORKER_WORDS,
     WORKERS,
 )
-
-Words = NDArray[np.int64]
-Rows = NDArray[np.float32]
-Vector = NDArray[np.float32]
 
 _ONE_VERSION = 1 << SLOT_BITS
 PATIENCE_NS = 10_000_000

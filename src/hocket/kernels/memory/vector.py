@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -20,6 +16,7 @@ from hocket.core.sharing import MAX_WORKERS, Backoff, Method, Sharing, Statistic
 from hocket.core.staleness import Handling, needs_the_read, needs_the_squares
 from hocket.kernels.memory import locks, updates
 from hocket.kernels.memory import words as c
+from hocket.kernels.memory.block import Block
 from hocket.kernels.memory.leashed import count_word
 from hocket.kernels.memory.tempering import squares_row
 
@@ -42,49 +39,6 @@ _FLOATS_A_LINE = 16  # float32 in 64 bytes
 
 class LockBroken(RuntimeError):
     """A lock of the shared vector could not be had before its deadline: a worker died with it, or is stuck."""
-
-
-class Block:
-    """Memory that workers share: threads by this object, processes by the path of its file.
-
-    The file should be unlinked as soon as all processes have mapped it. The memory lives on until the last of them
-    ends, and nothing is left behind however they end.
-    """
-
-    def __init__(self, memory: mmap.mmap, path: Path | None = None) -> None:
-        self.memory = memory
-        self.path = path
-
-    @classmethod
-    def anonymous(cls, nbytes: int) -> Block:
-        """Memory for threads, and for children that are forked."""
-        return cls(mmap.mmap(-1, nbytes))
-
-    @classmethod
-    def create(cls, nbytes: int) -> Block:
-        """Memory for processes that `attach` to its path."""
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        descriptor, name = tempfile.mkstemp(prefix="hocket-", dir=folder)
-        try:
-            os.posix_fallocate(descriptor, 0, nbytes)  # a full disk shows here, not as a crash in a worker
-            return cls(mmap.mmap(descriptor, nbytes), Path(name))
-        except OSError as error:
-            os.unlink(name)
-            raise UserError(f"no room for {nbytes} bytes of shared memory in {Path(name).parent}: {error}") from error
-        finally:
-            os.close(descriptor)
-
-    @classmethod
-    def attach(cls, path: str | Path) -> Block:
-        """The block that another process created."""
-        with open(path, "r+b") as file:
-            return cls(mmap.mmap(file.fileno(), 0))
-
-    def unlink(self) -> None:
-        """Take the file's name away; what is mapped stays."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-            self.path = None
 
 
 class MappedVector:

@@ -93,12 +93,19 @@ class KernelWorker:
     """The compiled loop: given the shared vector and the near one, the kernel's data, the workspace, the order of the
     samples, how many are a batch, the rate and the log, it tells how many batches it took, and how it ended."""
 
+    falls: ClassVar[bool] = False
+    """Whether the loop can let the rate fall from batch to batch, so that nobody has to meet for that."""
+
     def __init__(self, kernel: Kernel, index: int, batch: int, work: NamedTuple) -> None:
         self.index, self.batch = index, batch
         self._kernel, self._work = kernel, work
         self._copy: Near | None = None
         self.log = Log.empty(0)
         """Of the last epoch."""
+
+    def fall(self, each: float) -> None:
+        """Let the rate fall by so much with every batch of an epoch: `lr` is then the first one's."""
+        raise AssertionError("this loop holds its rate")
 
     def kept(self) -> dict[str, Tensor]:
         """What the worker keeps from one epoch to the next, by name, as it lies in its memory."""

@@ -11,13 +11,10 @@ import mmap
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
+from hocket.kernels.nearness import prefetch
 
 # Without a sign, as what may be below 0 costs a test at every access
 Firsts = np.ndarray[Any, np.dtype[np.uint64]]
@@ -64,22 +61,6 @@ def element(groups: Groups, first: int, k: int) -> tuple[int, np.float32]:
     return group.columns[k % GROUP], group.values[k % GROUP]
 
 
-@intrinsic
-def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Begin to bring the cache line of `array[index]` near."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, args[0])
-        item = cgutils.get_item_pointer(context, builder, signature.args[0], made, [args[1]])
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [builder.bitcast(item, byte), word(0), word(3), word(1)])  # to read, to L1, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), codegen
-
-
 @kernel(fastmath={"contract"})
 def score(x: Floats, groups: Groups, first: int, last: int, soon: int) -> np.float32:
     """The product of a row and the weights, in four sums, as one would wait for each of its additions.
@@ -89,7 +70,7 @@ def score(x: Floats, groups: Groups, first: int, last: int, soon: int) -> np.flo
     """
     a = b = c = d = np.float32(0)
     for at in range(first, last):
-        _prefetch(groups, soon + (at - first))
+        prefetch(groups, soon + (at - first))
         group = groups[at]
         columns, values = group.columns, group.values
         a += x[columns[0]] * values[0]

@@ -1,0 +1,1 @@
+"""Three spirals that a small network tells apart."""

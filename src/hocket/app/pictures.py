@@ -1,0 +1,45 @@
+"""Commands that show runs: `hocket report` and `hocket watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folders = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold some.")]
+
+
+def report(
+    runs: Folders,
+    out: Annotated[Path | None, typer.Option(help="The page. [report.html in the first folder]")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write each figure there, as SVG and PNG.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write TensorBoard event files there.")] = None,
+    title: Annotated[str, typer.Option(help="Of the page. [the first folder's name]")] = "",
+) -> None:
+    """Make one HTML page of runs that opens offline: a verdict in words, figures and a table."""
+    from hocket.report.make import write_figures, write_page
+    from hocket.report.records import read_records
+
+    records, problems = read_records(runs)
+    for line in problems:
+        typer.echo(f"hocket: {line}", err=True)
+    path = out or runs[0] / "report.html"
+    write_page(path, records, problems, title or runs[0].resolve().name)
+    typer.echo(f"{len(records)} runs in {path}")
+    if figures:
+        typer.echo(f"{write_figures(figures, records)} figures in {figures}")
+    if tensorboard:
+        from hocket.report.tensorboard import write_events
+
+        typer.echo(f"{write_events(tensorboard, records)} runs for TensorBoard in {tensorboard}")
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN_OR_STUDY", help="The folder that something is being written to.")],
+    port: Annotated[int, typer.Option(help="Of the page, on this machine only. [any that is free]")] = 0,
+) -> None:
+    """Show a run or a study in the browser while it goes on; ends with Ctrl-C."""
+    from hocket.report.live import serve
+
+    serve(run, port, lambda address: typer.echo(f"watching {run} at {address} (Ctrl-C ends it)"))

@@ -1,0 +1,100 @@
+"""A worker whose model is split over several ranks: where its gradients come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.core.clock import RealClock
+from hocket.core.comm import Rank
+from hocket.core.errors import UserError
+from hocket.drivers.gradients import WholeModel
+from hocket.drivers.pipelined import Pipelined
+from hocket.drivers.plan import Plan
+from hocket.drivers.session import Session
+from hocket.layouts.mesh import Layout, Mesh
+from hocket.layouts.placing import Placed, place
+from hocket.measure.sometimes import Sometimes
+from hocket.optim import ELEMENTWISE
+from hocket.strategies import Strategy
+from hocket.tasks import SampleSet, Task
+
+
+def check_layout(layout: Layout, chosen: Strategy) -> None:
+    """Refuse a strategy whose workers cannot be several ranks."""
+    if layout.ranks > 1 and (chosen.server_ranks() or not chosen.lockstep or "shared-memory" in chosen.needs):
+        raise UserError(
+            f"strategy {chosen.name}: the parts of a split model take their steps together, without servers and "
+            f"shared memory; leave the layout out, or use a strategy such as allreduce, local-sgd or diloco"
+        )
+
+
+def seat(rank: Rank, mesh: Mesh) -> Rank:
+    """A rank's place among those that have the same part of other models. Of the ranks of one model, all of which see
+    the same, the first one speaks."""
+
+    def tell(kind: str, data: dict[str, Any], blob: bytes) -> None:
+        if mesh.model.rank == 0 or kind == "events":
+            rank.tell(kind, data, blob)
+
+    return dataclasses.replace(rank, comm=mesh.data, tell=tell)
+
+
+class SplitModel(WholeModel):
+    """A model that talks to its other parts while it computes, and otherwise looks like a whole one."""
+
+    def __init__(self, plan: Plan, task: Task, placed: Placed, train: SampleSet, comm: Sometimes) -> None:
+        super().__init__(task, placed.replica, train, piece=plan.piece, autocast=plan.autocasts)
+        self.portion, self.work = placed.portion, 1 / plan.made_layout.ranks
+        self._comm = comm
+
+    def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
+        with self._comm.uncounted():
+            sums = super().evaluate(samples, index)
+            self._comm.broadcast(sums)  # all ranks of the model go by what the first one found
+        return sums
+
+    def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
+        with self._comm.uncounted():
+            found = super().evaluate_whole(samples)
+            values = torch.tensor(list(found.values()), dtype=torch.float64)
+            if found:
+                self._comm.broadcast(values)
+        return dict(zip(found, values.tolist(), strict=True))
+
+
+def split_gradients(
+    session: Session, mesh: Mesh, plan: Plan, task: Task, train: SampleSet, device: torch.device
+) -> SplitModel | Pipelined:
+    """Where this rank's gradients come from."""
+    comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
+    with clock.paused(), comm.uncounted():
+        tried = train.take(torch.arange(min(plan.batch, len(train))))[0]
+        model = task.build_model(plan.seed)
+        placed = place(model, mesh, comm, device, tried, timed=isinstance(clock, RealClock))
+    if mesh.layout.pipeline == 1:
+        return SplitModel(plan, task, placed, train, comm)
+    between = Sometimes(session.beside(mesh.stages), mesh.stages)
+    return Pipelined(plan, task, placed, train, between, comm, clock)
+
+
+def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer: torch.optim.Optimizer) -> Placed:
+    """This rank's part of a model that the user's loop trains; the optimizer gets its parameters in place of all."""
+    if mesh.layout.pipeline > 1:
+        raise UserError("a pipeline takes its batches apart, which a loop of your own cannot; use hocket.fit for it")
+    if optimizer.state:
+        raise UserError("the optimizer has taken steps on the whole model; make a new one, and prepare it first")
+    if type(optimizer) not in ELEMENTWISE.values():
+        name = type(optimizer).__name__
+        raise UserError(f"optimizer {name} may look at whole layers, and a layout splits them; use SGD or Adam")
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [[names[id(p)] for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+    placed = place(model, mesh, within, next(model.parameters()).device)
+    own = dict(zip(map(placed.portion.name_of, placed.replica.names), placed.replica.parameters, strict=True))
+    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [own[name] for name in wanted]
+    placed.portion.optimized = [name for wanted in groups for name in wanted]
+    return placed

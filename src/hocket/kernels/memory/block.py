@@ -1,0 +1,53 @@
+"""Memory that several workers see."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+from hocket.core.errors import UserError
+
+
+class Block:
+    """Memory that workers share: threads by this object, processes by the path of its file.
+
+    The file should be unlinked as soon as all processes have mapped it. The memory lives on until the last of them
+    ends, and nothing is left behind however they end.
+    """
+
+    def __init__(self, memory: mmap.mmap, path: Path | None = None) -> None:
+        self.memory = memory
+        self.path = path
+
+    @classmethod
+    def anonymous(cls, nbytes: int) -> Block:
+        """Memory for threads, and for children that are forked."""
+        return cls(mmap.mmap(-1, nbytes))
+
+    @classmethod
+    def create(cls, nbytes: int) -> Block:
+        """Memory for processes that `attach` to its path."""
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        descriptor, name = tempfile.mkstemp(prefix="hocket-", dir=folder)
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)  # a full disk shows here, not as a crash in a worker
+            return cls(mmap.mmap(descriptor, nbytes), Path(name))
+        except OSError as error:
+            os.unlink(name)
+            raise UserError(f"no room for {nbytes} bytes of shared memory in {Path(name).parent}: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def attach(cls, path: str | Path) -> Block:
+        """The block that another process created."""
+        with open(path, "r+b") as file:
+            return cls(mmap.mmap(file.fileno(), 0))
+
+    def unlink(self) -> None:
+        """Take the file's name away; what is mapped stays."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self.path = None

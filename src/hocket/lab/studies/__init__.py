@@ -1,0 +1,1 @@
+"""The studies that come with Hocket, one TOML file each."""

@@ -1,0 +1,136 @@
+"""Run a study: every cell with every seed, once; what is finished already is left as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hocket.core.errors import RankFailed, UserError
+from hocket.lab.design import Cell, Study, cores
+from hocket.measure import disk
+from hocket.run.loading import absolute
+from hocket.run.place import make_folder
+from hocket.run.progress import Display
+from hocket.run.spec import RunSpec, read_toml
+from hocket.run.train import prepare
+from hocket.strategies import strategy
+from hocket.tasks import task
+
+RUNS = "runs"
+
+
+@dataclass
+class Outcome:
+    """What a study has come to: its runs in the order of the cells, and what is not among them."""
+
+    folders: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Pace:
+    """How long runs take, and so those that are left."""
+
+    left: list[tuple[Cell, int]]
+    took_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def took(self, cell: Cell, seconds: float) -> None:
+        self.took_s[cell.folder(0)].append(seconds)
+
+    def told(self) -> str:
+        """The time left: a cell's own where one of its runs is over, else the mean of the others."""
+        if not self.took_s or not self.left:
+            return ""
+        usual = statistics.fmean(s for times in self.took_s.values() for s in times)
+        known = {name: statistics.fmean(times) for name, times in self.took_s.items()}
+        seconds = sum(known.get(cell.folder(0), usual) for cell, _ in self.left)
+        return f", about {_duration(seconds)} left"
+
+
+def run(study: Study, out: Path, display: Display) -> Outcome:
+    """Run what is not finished yet. A study that was killed loses the run that was going on, and nothing else."""
+    make_folder(out, force=True)
+    impossible: dict[str, list[str]] = defaultdict(list)
+    refused: set[str] = set()
+    todo = [(cell, seed) for cell, seed in study.runs() if not finished(out / RUNS / cell.folder(seed), cell, seed)]
+    total = len(study.cells) * study.seeds
+    if len(todo) < total:
+        display.note(f"{total - len(todo)} of {total} runs are there already")
+    pace = Pace(todo)
+    while pace.left:
+        cell, seed = pace.left[0]
+        number = total - len(pace.left) + 1
+        if cell.folder(0) not in refused:
+            display.note(f"run {number} of {total}{pace.told()}")
+            began = time.monotonic()
+            if reason := _run_one(cell, seed, out, display):
+                refused.add(cell.folder(0))
+                impossible[reason].append(cell.name)
+                display.note(f"left out: {cell.name}: {reason}")
+            else:
+                pace.took(cell, time.monotonic() - began)
+        pace.left.pop(0)
+    found = [out / RUNS / cell.folder(seed) for cell in study.cells for seed in range(study.seeds)]
+    notes = [*study.notes, *(f"{', '.join(names)}: {reason}" for reason, names in impossible.items())]
+    return Outcome([folder for folder in found if (folder / "result.json").is_file()], notes)
+
+
+def _run_one(cell: Cell, seed: int, out: Path, display: Display) -> str:
+    """Train; or say why this cell is none that can run here."""
+    try:
+        spec = _wanted(cell, seed)
+        if cell.within_cores and (spec.workers or 1) > cores():
+            return f"this machine has {cores()} cores, and real workers are not more than that"
+        training = prepare(spec)
+    except UserError as error:
+        return str(error)
+    try:
+        training.run(out / RUNS / cell.folder(seed), force=True, display=display)
+    except RankFailed as failure:  # it is in the record
+        display.note(f"failed: {cell.name}: {' '.join(str(failure).split())}")
+    return ""
+
+
+def finished(folder: Path, cell: Cell, seed: int) -> bool:
+    """Whether this very run is over."""
+    try:
+        verdict = json.loads((folder / "result.json").read_text())["verdict"]
+        found, asked = RunSpec.from_mapping(read_toml(folder / "spec.toml")), _wanted(cell, seed)
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False
+    same = all(getattr(found, name) == getattr(asked, name) for name in ("seed", *cell.values))
+    return same and verdict != "interrupted"
+
+
+def _wanted(cell: Cell, seed: int) -> RunSpec:
+    """What its run is asked for, as the run's record has it."""
+    spec = cell.spec(seed)
+    spec = dataclasses.replace(spec, task=absolute(spec.task, task), strategy=absolute(spec.strategy, strategy))
+    if not spec.strategy or strategy.make(spec.strategy).most_workers > 1:
+        return spec
+    alone = {key: value for key, value in spec.sim.items() if key != "stragglers"}  # nobody there is slower than others
+    return dataclasses.replace(spec, sim=alone)
+
+
+def write_down(out: Path, study: Study, outcome: Outcome) -> None:
+    """What was asked, and what was left out, beside the runs."""
+    content: dict[str, Any] = {
+        "study": study.name,
+        "question": study.question,
+        "seeds": study.seeds,
+        "cells": [dict(cell.values) for cell in study.cells],
+        "notes": outcome.notes,
+    }
+    disk.write(out / "study.json", (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

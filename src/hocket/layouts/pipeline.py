@@ -1,0 +1,153 @@
+"""Pipeline parallelism: successive layers of a model on successive ranks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hocket.core.errors import UserError
+from hocket.layouts.mesh import Layout
+
+Agree = Callable[[list[float]], list[float]]
+ROUNDS = 3
+"""Times that each layer is tried; the fastest counts."""
+
+
+class Named(NamedTuple):
+    """A layer, and where it stands in the model."""
+
+    path: str
+    module: nn.Module
+
+
+def layers_of(model: nn.Module, stages: int) -> list[Named]:
+    """The layers that follow each other, each the only input of the next: those of an nn.Sequential."""
+    if type(model) is not nn.Sequential:
+        raise UserError(
+            f"pipeline={stages}: a {type(model).__name__} does not say in which order its layers follow each other; "
+            f"write the model as an nn.Sequential, or use tensor={stages}"
+        )
+    layers = list(flat(model, ""))
+    trained = [layer.path for layer in layers if is_trained(layer.module)]
+    if len(trained) < stages:
+        raise UserError(f"pipeline={stages}: the model has {len(trained)} layers with parameters; use fewer stages")
+    return layers
+
+
+def flat(model: nn.Sequential, path: str) -> Iterator[Named]:
+    for name, child in model._modules.items():
+        assert child is not None
+        here = f"{path}.{name}" if path else name
+        if type(child) is nn.Sequential and len(child):
+            yield from flat(child, here)
+        else:
+            yield Named(here, child)
+
+
+def is_trained(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def by_hand(layers: Sequence[Named], text: str, stages: int) -> list[int]:
+    """Where each stage ends, from `3+2+2`."""
+    words = text.split("+")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"layout: stages must be numbers of layers like 3+2+2; got {text!r}")
+    ends = list(accumulate(map(int, words)))
+    if len(ends) != stages or ends[-1] != len(layers):
+        raise UserError(
+            f"layout: stages={text} is {len(ends)} stages of {ends[-1]} layers; "
+            f"pipeline={stages} needs {stages} of {len(layers)}"
+        )
+    return ends
+
+
+def balanced(costs: Sequence[float], trained: Sequence[bool], stages: int) -> list[int]:
+    """Where each stage ends, so that the most expensive one costs as little as it can; each has something to train."""
+    total, count = [0.0, *accumulate(costs)], [0, *accumulate(map(int, trained))]
+    n = len(costs)
+    nowhere: tuple[float, list[int]] = (float("inf"), [])
+    best = [[(0.0, list[int]())] + [nowhere] * n]
+    for _ in range(stages):
+        before, row = best[-1], [nowhere] * (n + 1)
+        for end in range(1, n + 1):
+            for begin in range(end):
+                most = max(before[begin][0], total[end] - total[begin])
+                if count[end] > count[begin] and most < row[end][0]:
+                    row[end] = most, [*before[begin][1], end]
+        best.append(row)
+    return best[stages][n][1]
+
+
+def ends_of(layers: Sequence[Named], layout: Layout, inputs: Any, *, timed: bool, agree: Agree = list) -> list[int]:
+    """Where each stage ends: as the layout says, or by cost. `agree` makes all ranks' costs the same."""
+    if layout.stages:
+        return by_hand(layers, layout.stages, layout.pipeline)
+    costs = agree(costs_of(layers, inputs, timed=timed))
+    return balanced(costs, [is_trained(layer.module) for layer in layers], layout.pipeline)
+
+
+def costs_of(layers: Sequence[Named], inputs: Any, *, timed: bool) -> list[float]:
+    """What each layer costs, there and back: in seconds or, where seconds mean nothing, in operations."""
+    found = []
+    x = inputs
+    buffers = [b for layer in layers for b in layer.module.buffers()]
+    saved = [b.clone() for b in buffers]
+    with torch.random.fork_rng(devices=[]):
+        for layer in layers:
+            x = x.detach().requires_grad_(x.is_floating_point())
+            if timed:
+                found.append(min(_seconds(layer.module, x) for _ in range(ROUNDS)))
+            else:
+                found.append(_operations(layer.module, x))
+            with torch.no_grad():
+                x = layer.module(x)
+    for layer in layers:
+        layer.module.zero_grad()
+    for buffer, before in zip(buffers, saved, strict=True):  # nobody has been trained
+        buffer.copy_(before)
+    return found
+
+
+def _seconds(module: nn.Module, x: Tensor) -> float:
+    began = time.perf_counter()
+    _there_and_back(module, x)
+    return time.perf_counter() - began
+
+
+def _operations(module: nn.Module, x: Tensor) -> float:
+    """Multiplications and additions; elements that are only moved count too, or an activation would cost nothing."""
+    with FlopCounterMode(display=False) as counter:
+        y = _there_and_back(module, x)
+    return float(counter.get_total_flops() + x.numel() + y.numel())
+
+
+def _there_and_back(module: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = module(x)
+    if y.requires_grad:
+        torch.autograd.backward(y, torch.ones_like(y))
+    return y
+
+
+def stage(layers: Sequence[Named], ends: Sequence[int], number: int) -> nn.Sequential:
+    """The layers of one stage."""
+    begin, end = [*pairwise([0, *ends])][number]
+    owners = Counter(p for layer in layers for p in set(layer.module.parameters()))
+    for layer in layers[begin:end]:
+        for p in layer.module.parameters():
+            if owners[p] > sum(p in set(other.module.parameters()) for other in layers[begin:end]):
+                raise UserError(
+                    f"pipeline={len(ends)}: {layer.path} and a layer of another stage share a parameter; put them into "
+                    f"one stage with stages=..., or use tensor={len(ends)}"
+                )
+    chosen = nn.Sequential(*(layer.module for layer in layers[begin:end]))
+    if not is_trained(chosen):
+        raise UserError(f"layout: stage {number + 1} has no parameters to train; give it another layer")
+    return chosen

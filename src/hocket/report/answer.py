@@ -1,0 +1,108 @@
+"""The folder of a study, completed: table.csv, table.parquet and report.html."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hocket.core.errors import UserError
+from hocket.core.registry import unknown
+from hocket.lab.design import Study
+from hocket.measure import disk
+from hocket.report import across
+from hocket.report.charts import ring_steps
+from hocket.report.figures import Axis, Figure, Series
+from hocket.report.formulas import communication
+from hocket.report.frame import frame_of
+from hocket.report.make import write_figures, write_page
+from hocket.report.page import Story
+from hocket.report.records import Record, read_records
+
+PAGE = "report.html"
+_DRAWINGS: Mapping[str, Callable[[], Figure]] = {"ring": ring_steps, "communication": communication}
+
+
+def check(study: Study) -> None:
+    """Refuse what its report could not show, before anything runs."""
+    across.check(study.figures)
+    for name in study.draws:
+        if name not in _DRAWINGS:
+            raise UserError(f"draws: {unknown('drawing', name, _DRAWINGS)}")
+
+
+def write_answer(
+    out: Path, study: Study, folders: Sequence[Path], notes: Sequence[str], rows: Sequence[Mapping[str, Any]] = (),
+    figures: Path | None = None,
+) -> None:  # fmt: skip
+    """`rows` are what was measured beside trainings: see lab/collectives_study.py."""
+    records, problems = read_records(folders) if folders else ([], [])
+    if not records and not rows:
+        why = f": {notes[0]}" if notes else ""
+        raise UserError(f"nothing of the study {study.name} can run here{why}")
+    _write_table(out, records, rows)
+    extra = [*_collectives(rows), *(_DRAWINGS[name]() for name in study.draws)]
+    story = Story(study.question, study.says, study.figures, extra, notes)
+    write_page(out / PAGE, records, problems, f"study: {study.name}", story)
+    if figures:
+        write_figures(figures, records, story)
+
+
+def _write_table(out: Path, records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> None:
+    frame = frame_of(records)
+    if rows:
+        frame = type(frame)(rows)
+    packed = io.BytesIO()
+    try:
+        frame.to_parquet(packed, index=False)
+    except ImportError:
+        raise UserError("table.parquet needs pyarrow; install it with: pip install 'hocket[report]'") from None
+    disk.write(out / "table.csv", frame.to_csv(index=False).encode())
+    disk.write(out / "table.parquet", packed.getvalue())
+
+
+def _collectives(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Time against ranks and size, by kind of time; steps and bytes, which are the same in both."""
+    found: list[Figure] = []
+    for simulated in (False, True):
+        chosen = [row for row in rows if row["simulated"] == simulated]
+        if not chosen:
+            continue
+        clock, kind = ("virtual time", "simulated") if simulated else ("time", "measured")
+        most, largest = max(row["ranks"] for row in chosen), max(row["bytes"] for row in chosen)
+        time, ranks = Axis(f"{clock} of one sum, s", "log"), Axis("ranks", "log", values=True)
+        of_largest = [row for row in chosen if row["bytes"] == largest]
+        title = f"One sum of {_size(largest)}, {kind}"
+        found.append(_figure(f"sum-ranks-{kind}", title, ranks, time, of_largest, "ranks", "seconds"))
+        title, size = f"One sum over {most} ranks, {kind}", Axis("size of the vector, KiB", "log", values=True)
+        of_most = [{**row, "kib": row["bytes"] / 1024} for row in chosen if row["ranks"] == most]
+        found.append(_figure(f"sum-size-{kind}", title, size, time, of_most, "kib", "seconds"))
+        if simulated or not any(row["simulated"] for row in rows):
+            said, sent = "messages that the busiest rank sends", "messages_of_busiest_rank"
+            found.append(_figure("sum-steps", "Steps", ranks, Axis(said, "log"), of_largest, "ranks", sent))
+            of_largest = [{**row, "copies": row["bytes_of_busiest_rank"] / row["bytes"]} for row in of_largest]
+            title, said = "Bytes through one network card", "sent by the busiest rank, times the vector's size"
+            found.append(_figure("sum-bytes", title, ranks, Axis(said, "log"), of_largest, "ranks", "copies"))
+    return [figure for figure in found if any(len(series.x) > 1 for series in figure.series)]
+
+
+def _figure(
+    name: str, title: str, x: Axis, y: Axis, rows: Sequence[Mapping[str, Any]], against: str, measure: str
+) -> Figure:
+    lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        lines[row["way"]].append(row)
+    series = []
+    for way, entries in lines.items():
+        entries = sorted(entries, key=lambda row: row[against])
+        ends = ("least_s", "most_s") if measure == "seconds" and not entries[0]["simulated"] else ()
+        low, high = ([row[end] for row in entries] for end in ends) if ends else ([], [])
+        series.append(Series(way, [row[against] for row in entries], [row[measure] for row in entries], low, high,
+                             points=True))  # fmt: skip
+    return Figure(name, title, "lines", x, y, series, command="hocket study collectives")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"

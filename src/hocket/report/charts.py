@@ -1,0 +1,369 @@
+"""Which figures a set of runs can be shown in."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hocket.measure.result import TIMES
+from hocket.report.figures import Axis, Figure, Series
+from hocket.report.records import Group, Naming, Record
+
+_CURVES = 6
+"""Lines that can be told apart at a glance; a reader may choose more."""
+_BARS = 40
+_COMMANDS = 12
+_WIDE = 5
+"""Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
+
+
+def command_of(groups: Sequence[Group]) -> str:
+    """What makes these runs again."""
+    lines = []
+    for group in groups[:_COMMANDS]:
+        first = group.first
+        spec = shlex.quote(str(first.path / "spec.toml"))
+        if first.spec:
+            lines.append(
+                f"hocket train --spec {spec}"
+                + (f"  # and seed=N for {len(group.records)} seeds" * (len(group.records) > 1))
+            )
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+def begin_with(groups: Sequence[Group]) -> list[str]:
+    """Of many groups the best and the best serial one: by time to the target, then by metric."""
+    if len(groups) <= _CURVES + 2:
+        return []
+    sign = -1 if groups[0].first["metric"] == "accuracy" else 1
+
+    def order(group: Group) -> tuple[float, float]:
+        metric = group.median("metric")
+        return statistics.median(group.times), math.inf if metric is None else sign * metric
+
+    ranked = sorted(groups, key=order)
+    serial = [group for group in ranked if group.first["workers"] == 1][:1]
+    best = [group for group in ranked if group not in serial][:_CURVES]
+    return [group.name for group in [*best, *serial]]
+
+
+def curves(
+    groups: Sequence[Group],
+    name: str,
+    title: str,
+    x: Axis,
+    at: Callable[[Record, dict[str, float]], float | None],
+    y: Axis,
+    key: str,
+) -> Figure | None:
+    """A learning curve a group: medians over its seeds at equal numbers of samples, with the range."""
+    series = []
+    for group in groups:
+        points: dict[float, list[tuple[float, float]]] = defaultdict(list)
+        for record in group.good:
+            for point in record["curve"]:
+                column = f"test_{record['metric']}" if key == "metric" else key
+                where, value = at(record, point), point.get(column)
+                if where is not None and value is not None:
+                    points[point["samples"]].append((where, value))
+        whole = [points[n] for n in sorted(points) if len(points[n]) == max(map(len, points.values()))]
+        if whole:
+            found = [spread([value for _, value in entry]) for entry in whole]
+            several = len(group.good) > 1
+            series.append(
+                Series(
+                    group.name,
+                    [statistics.median(where for where, _ in entry) for entry in whole],
+                    [middle for middle, _, _ in found],
+                    [low for _, low, _ in found] if several else [],
+                    [high for _, _, high in found] if several else [],
+                    points=len(whole) < 12,
+                )
+            )
+    if not series:
+        return None
+    return Figure(name, title, "lines", x, y, series, command=command_of(groups), begins=begin_with(groups))
+
+
+def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
+    """Metric and loss, against time, samples and bytes."""
+    first = groups[0].first
+    metric = Axis(f"test {first['metric']}", percent=first["metric"] == "accuracy")
+
+    def seconds(_: Record, point: dict[str, float]) -> float | None:
+        return point["seconds"]
+
+    def samples(_: Record, point: dict[str, float]) -> float | None:
+        return point["samples"]
+
+    def megabytes(record: Record, point: dict[str, float]) -> float | None:
+        total = record["curve"][-1]["samples"]
+        return record["bytes_sent"] / 1e6 * point["samples"] / total if total and record["bytes_sent"] else None
+
+    ends = [group.first["curve"][-1]["seconds"] for group in groups if group.first["curve"]]
+    wide = ends and max(ends) > _WIDE * min(ends) > 0  # the quick ones would be a line at the left edge
+    time, count = Axis(f"{clock}, s", "log" if wide else "linear"), Axis("samples of all workers together")
+    found = [
+        curves(
+            groups,
+            f"metric-time-{clock.split()[0]}",
+            f"Test {first['metric']} against time",
+            time,
+            seconds,
+            metric,
+            "metric",
+        ),
+        curves(
+            groups,
+            f"loss-time-{clock.split()[0]}",
+            "Training loss against time",
+            time,
+            seconds,
+            Axis("training loss", "log"),
+            "train_loss",
+        ),
+        curves(
+            groups,
+            f"metric-samples-{clock.split()[0]}",
+            f"Test {first['metric']} against samples",
+            count,
+            samples,
+            metric,
+            "metric",
+        ),
+        curves(
+            groups,
+            f"metric-bytes-{clock.split()[0]}",
+            f"Test {first['metric']} against bytes sent",
+            Axis("sent by all ranks, MB", "log"),
+            megabytes,
+            metric,
+            "metric",
+        ),
+    ]
+    return [figure for figure in found if figure]
+
+
+def time_to_target(groups: Sequence[Group], clock: str) -> Figure | None:
+    timed = [group for group in groups if group.first["target"] is not None]
+    if not timed or not any(group.reached for group in timed):
+        return None
+    timed = sorted(timed, key=lambda group: (statistics.median(group.times), -group.reached))
+    dropped, timed = timed[_BARS:], timed[:_BARS]
+    found = [spread(group.times) if group.reached == len(group.records) else None for group in timed]
+    text = [f"{times[0]:.3g}" if times else _never(group) for group, times in zip(timed, found, strict=True)]
+    middle, low, high = ([times[i] if times else None for times in found] for i in range(3))
+    series = Series("time to target", [group.name for group in timed], middle, low, high, text=text)
+    says = "Medians and ranges over seeds, where every run got there."
+    says += f" The {len(dropped)} slowest of {len(dropped) + _BARS} are in the table only." if dropped else ""
+    return Figure(
+        f"target-{clock.split()[0]}",
+        f"Time to the target {timed[0].first['target']:g}",
+        "bars",
+        Axis(""),
+        Axis(f"{clock}, s", zero=True),
+        [series],
+        says,
+        command_of(timed),
+    )
+
+
+def _never(group: Group) -> str:
+    return "never" if not group.reached else f"never in {len(group.records) - group.reached} of {len(group.records)}"
+
+
+def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
+    """Samples a second over those of the best run on one worker."""
+    alone = [speed for group in groups if group.first["workers"] == 1 for speed in group.values("samples_per_s")]
+    by_strategy: dict[str, list[Group]] = defaultdict(list)
+    naming = Naming.of([group.first for group in groups])
+    for group in groups:
+        if group.first["workers"] and group.values("samples_per_s"):
+            by_strategy[naming.name(group.first, ["workers"])].append(group)
+    several = {
+        name: sorted(g, key=lambda group: group.first["workers"]) for name, g in by_strategy.items() if len(g) > 1
+    }
+    if not alone or not several:
+        return None
+    base = max(alone)
+    series = []
+    for name, members in several.items():
+        found = [spread([value / base for value in group.values("samples_per_s")]) for group in members]
+        workers = [group.first["workers"] for group in members]
+        series.append(
+            Series(name, workers, [f[0] for f in found], [f[1] for f in found], [f[2] for f in found], points=True)
+        )
+    most = max(x for one in series for x in one.x)
+    series.append(Series("ideal", [1, most], [1.0, float(most)], style="dashed", ideal=True))
+    says = f"Samples a second of all workers over {base:,.0f}, the best run on one worker."
+    return Figure(
+        f"speedup-{clock.split()[0]}",
+        "Speedup",
+        "lines",
+        Axis("workers", "log", values=True),
+        Axis("times one worker", "log"),
+        series,
+        says,
+        command_of(groups),
+    )
+
+
+def time_split(groups: Sequence[Group], clock: str) -> Figure | None:
+    shown = [group for group in groups if group.good and any(TIMES[0] in w for w in group.good[0]["per_worker"])][
+        :_BARS
+    ]
+    if not shown:
+        return None
+    shares: dict[str, list[float | None]] = {name: [] for name in TIMES}
+    for group in shown:
+        workers = [worker for record in group.good for worker in record["per_worker"]]
+        total = sum(worker["seconds"] for worker in workers) or 1.0
+        for name in TIMES:
+            shares[name].append(sum(worker[name] for worker in workers) / total)
+    names = [group.name for group in shown]
+    words = {"waiting": "waiting for others", "locks": "waiting for locks"}
+    series = [Series(words.get(name, name), list(names), shares[name]) for name in TIMES]
+    return Figure(
+        f"split-{clock.split()[0]}",
+        "Where the workers' time went",
+        "stacks",
+        Axis(""),
+        Axis("share of the time", zero=True, percent=True),
+        series,
+        command=command_of(shown),
+    )
+
+
+def staleness(groups: Sequence[Group]) -> Figure | None:
+    series = []
+    for group in groups:
+        counts: dict[int, int] = defaultdict(int)
+        for record in group.good:
+            for tau, count in ((record["staleness"] or {}).get("histogram") or {}).items():
+                counts[int(tau)] += count
+        total = sum(counts.values())
+        if total and max(counts) > 0:
+            taus = list(range(max(counts) + 1))
+            series.append(Series(group.name, list(taus), [counts[tau] / total for tau in taus], points=len(taus) < 40))
+    if not series:
+        return None
+    return Figure(
+        "staleness",
+        "How stale updates were",
+        "lines",
+        Axis("updates between read and write"),
+        Axis("share of updates", zero=True, percent=True),
+        series,
+        command=command_of(groups),
+        begins=_stalest(series),
+    )
+
+
+def _stalest(series: Sequence[Series]) -> list[str]:
+    """Some from the least stale to the stalest."""
+    by_length = sorted(series, key=lambda one: len(one.x))
+    step = max(1, (len(by_length) - 1) // (_CURVES - 1))
+    return [one.name for one in by_length[::step]] if len(series) > _CURVES + 2 else []
+
+
+def consensus(groups: Sequence[Group]) -> Figure | None:
+    apart = [(group, group.values("consensus_distance")) for group in groups]
+    apart = [(group, values) for group, values in apart if values and max(values) > 0][:_BARS]
+    if not apart:
+        return None
+    found = [spread(values) for _, values in apart]
+    series = Series(
+        "distance",
+        [group.name for group, _ in apart],
+        [f[0] for f in found],
+        [f[1] for f in found],
+        [f[2] for f in found],
+        text=[f"{f[0]:.3g}" for f in found],
+    )
+    says = "Root mean square distance of the replicas from their mean, before the last average."
+    return Figure(
+        "consensus",
+        "How far the workers' replicas were apart",
+        "bars",
+        Axis(""),
+        Axis("distance", zero=True),
+        [series],
+        says,
+        command_of(groups),
+    )
+
+
+def heat_maps(groups: Sequence[Group]) -> list[Figure]:
+    """Batch against learning rate, one map a strategy and number of workers, where both were varied."""
+    by_strategy: dict[tuple[str, int], list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.first.setting("batch") and group.first.setting("lr"):
+            by_strategy[(group.first["strategy"], group.first["workers"])].append(group)
+    found: list[Figure] = []
+    for (name, workers), members in by_strategy.items():
+        batches = {group.first.setting("batch") for group in members}
+        rates = {group.first.setting("lr") for group in members}
+        if len(batches) < 2 or len(rates) < 2:
+            continue
+        cells = []
+        for group in sorted(members, key=lambda g: (g.first.setting("batch"), g.first.setting("lr"))):
+            value, failed = group.median("metric"), len(group.records) - len(group.good)
+            text = f"{value:.3f}" if value is not None else f"{failed} failed"
+            tip = f"{len(group.good)} of {len(group.records)} runs trained; median {text}"
+            cells.append(
+                {
+                    "x": group.first.setting("batch"),
+                    "y": group.first.setting("lr"),
+                    "value": None if failed else value,
+                    "text": text,
+                    "tip": tip,
+                }
+            )
+        says = "Crossed cells: some or all runs diverged or crashed."
+        found.append(
+            Figure(
+                f"heat-{len(found)}",
+                f"{name} × {workers}: test {members[0].first['metric']}",
+                "heat",
+                Axis("batch of each worker"),
+                Axis("learning rate"),
+                [],
+                says,
+                command_of(members),
+                cells,
+            )
+        )
+    return found
+
+
+def ring_steps(ranks: int = 5) -> Figure:
+    """The two phases of the ring all-reduce: after each step, which part of each chunk's sum a rank holds."""
+    held = [[1 / ranks] * ranks for _ in range(ranks)]
+    steps: list[dict[str, Any]] = [
+        {
+            "title": "before: every rank has its own gradient, in chunks",
+            "held": [row[:] for row in held],
+            "sends": [None] * ranks,
+        }
+    ]
+    for phase, words in ((0, "reduce-scatter"), (1, "all-gather")):
+        for step in range(ranks - 1):
+            sends = [(r - step + phase) % ranks for r in range(ranks)]
+            before = [row[:] for row in held]
+            for r in range(ranks):
+                to, chunk = (r + 1) % ranks, sends[r]
+                held[to][chunk] = before[r][chunk] + (before[to][chunk] if not phase else 0.0)
+                if phase:
+                    held[to][chunk] = 1.0
+            title = f"{words}, step {step + 1} of {ranks - 1}: each rank sends one chunk to the next"
+            steps.append({"title": title, "held": [[min(v, 1.0) for v in row] for row in held], "sends": sends})
+    says = f"{ranks} ranks send 2 · ({ranks} − 1) chunks each: as few bytes as any all-reduce can."
+    return Figure("ring", "The ring all-reduce, step by step", "ring", Axis(""), Axis(""), [], says, cells=steps)

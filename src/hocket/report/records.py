@@ -1,0 +1,189 @@
+"""Run folders, read back: results grouped by what was run, whatever the seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tomllib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.core.errors import UserError
+from hocket.measure.result import Result
+from hocket.run.train import brief
+
+_RESULT, _SPEC = "result.json", "spec.toml"
+_DEEPEST = 4
+"""Folders below the one that was named: a study has its runs two down."""
+_NOT_THE_SAME = {"seed", "target", "trace", "deadline", "checkpoint_every", "mpiexec"}
+"""Settings that runs of one group may differ in."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run folder."""
+
+    path: Path
+    result: dict[str, Any]
+    spec: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.result.get(name)
+
+    def setting(self, name: str) -> Any:
+        return self.spec.get(name)
+
+    @property
+    def simulated(self) -> bool:
+        return self["virtual_seconds"] is not None
+
+    @property
+    def seconds(self) -> float | None:
+        found: float | None = self["virtual_seconds"] if self.simulated else self["seconds"]
+        return found
+
+    @property
+    def failed(self) -> bool:
+        return self["verdict"] in ("diverged", "crashed", "interrupted")
+
+    @property
+    def metric(self) -> float | None:
+        found: float | None = self[f"test_{self['metric']}"]
+        return found
+
+    def key(self) -> tuple[Any, ...]:
+        """The same for runs that differ in their seeds alone."""
+        settings = {name: value for name, value in self.spec.items() if name not in _NOT_THE_SAME}
+        known = [self["task"], self["strategy"], self["workers"], self["engine"], self["driver"]]
+        return (*known, json.dumps(settings, sort_keys=True, default=str))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone, under a name that tells them from the other groups."""
+
+    name: str
+    records: list[Record]
+
+    @property
+    def first(self) -> Record:
+        return self.records[0]
+
+    @property
+    def good(self) -> list[Record]:
+        return [record for record in self.records if not record.failed]
+
+    @property
+    def times(self) -> list[float]:
+        """To the target; infinite where a run never got there."""
+        return [math.inf if r["time_to_target"] is None else float(r["time_to_target"]) for r in self.records]
+
+    @property
+    def reached(self) -> int:
+        return sum(map(math.isfinite, self.times))
+
+    def values(self, name: str) -> list[float]:
+        found = [r.metric if name == "metric" else r.seconds if name == "seconds" else r[name] for r in self.good]
+        return [float(value) for value in found if value is not None]
+
+    def median(self, name: str) -> float | None:
+        found = self.values(name)
+        return statistics.median(found) if found else None
+
+
+def record_of(result: Result, number: int | None = None) -> Record:
+    """A result that is still in memory; with a number it is a group of its own."""
+    return _checked(Path(result.out or ""), result.to_json(), {} if number is None else {"run": number})
+
+
+def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
+    """Every run below these folders, and a line on each that could not be read."""
+    records, problems = [], []
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"there is no folder {path}")
+        found = [path] if (path / _RESULT).is_file() else list(_below(path, _DEEPEST))
+        if not found:
+            raise UserError(f"there is no run in {path}: a run's folder has a {_RESULT}")
+        for folder in found:
+            try:
+                records.append(_read(folder))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                problems.append(f"{folder} cannot be read, and is left out: {_why(error)}")
+    if not records:
+        raise UserError(f"none of the runs can be read: {problems[0]}")
+    return records, problems
+
+
+def _below(path: Path, depth: int) -> Iterable[Path]:
+    for child in sorted(path.iterdir()) if path.is_dir() else ():
+        if child.is_dir() and not child.name.startswith("."):
+            if (child / _RESULT).is_file():
+                yield child
+            elif depth:
+                yield from _below(child, depth - 1)
+
+
+def _read(folder: Path) -> Record:
+    result = json.loads((folder / _RESULT).read_text())
+    spec = tomllib.loads((folder / _SPEC).read_text()) if (folder / _SPEC).is_file() else {}
+    return _checked(folder, result, spec)
+
+
+def _checked(folder: Path, result: dict[str, Any], spec: dict[str, Any]) -> Record:
+    for name in ("task", "verdict", "engine"):
+        if not isinstance(result[name], str):
+            raise ValueError(f"{name} is not text")
+    for name in ("curve", "per_worker"):
+        result[name] = result.get(name) or []
+    result["task"] = Path(result["task"]).name
+    return Record(folder, {"metric": "metric", "strategy": "own loop", "workers": result.get("ranks")} | result, spec)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"its {_RESULT} has no {error}; was it written by another version?"
+    return " ".join(str(error).split())
+
+
+def grouped(records: Sequence[Record]) -> list[Group]:
+    """Groups in the order of their first runs, named by what tells them apart."""
+    by_key: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        by_key.setdefault(record.key(), []).append(record)
+    groups = list(by_key.values())
+    naming = Naming.of([group[0] for group in groups])
+    return [Group(naming.name(group[0]), group) for group in groups]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What tells groups apart: settings, and where they differ or nothing else does, strategy and workers."""
+
+    settings: list[str]
+    strategy: bool
+    workers: bool
+
+    @classmethod
+    def of(cls, firsts: Sequence[Record]) -> Naming:
+        usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
+        names = [name for name in dict.fromkeys(name for r in firsts for name in r.spec) if name not in usual]
+        found = [name for name in names if len({json.dumps(r.setting(name), default=str) for r in firsts}) > 1]
+        strategies, counts = ({r[name] for r in firsts} for name in ("strategy", "workers"))
+        differ = len(strategies) > 1
+        return cls(found, differ or not found, len(counts) > 1 or not (found or differ))
+
+    def name(self, record: Record, without: Collection[str] = ()) -> str:
+        """Of its group; `without` settings that a figure shows by its place."""
+        words = [brief(str(record["strategy"]))] if self.strategy else []
+        for name in self.settings:
+            value = record.setting(name)
+            if name in without or value is None:
+                continue
+            words += [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
+        if self.workers and "workers" not in without:
+            words.append(f"× {record['workers']}")
+        return " ".join(words) or brief(str(record["strategy"]))

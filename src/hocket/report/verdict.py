@@ -1,0 +1,66 @@
+"""What a set of runs says, in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from hocket.report.records import Group
+
+
+def verdict(groups: Sequence[Group], clock: str) -> list[str]:
+    """Of runs that can be compared: one task, one kind of time."""
+    lines = [*_fastest(groups, clock), *_failures(groups)]
+    return lines or ["Nothing of these runs can be ranked: none has a target, and none failed."]
+
+
+def _fastest(groups: Sequence[Group], clock: str) -> list[str]:
+    timed = [group for group in groups if group.first["target"] is not None]
+    there = sorted((g for g in timed if g.reached == len(g.records)), key=lambda group: statistics.median(group.times))
+    if not timed:
+        return _best(groups)
+    target = f"{timed[0].first['task']}: a test {timed[0].first['metric']} of {timed[0].first['target']:g}"
+    if not there:
+        return [f"{target} was not reached in every run of any of {len(timed)} settings.", *_best(groups)]
+    best = there[0]
+    line = f"{target} was reached first by {best.name}, in {_told(best.times)} ({clock})"
+    if len(there) > 1:
+        second = there[1]
+        ratio = statistics.median(second.times) / max(statistics.median(best.times), 1e-12)
+        line += f", {ratio:.2f} times as fast as {second.name} with {_told(second.times)}"
+        if min(second.times) <= max(best.times):
+            line += "; their ranges overlap, so this order is not certain"
+    lines = [line + "."]
+    serial = [group for group in there if group.first["workers"] == 1]
+    if serial and best.first["workers"] != 1:
+        ratio = statistics.median(serial[0].times) / max(statistics.median(best.times), 1e-12)
+        lines.append(f"That is {ratio:.2f} times as fast as the best run on one worker, {serial[0].name}.")
+    late = [f"{g.name} ({len(g.records) - g.reached} of {len(g.records)})" for g in timed if g.reached < len(g.records)]
+    if late:
+        lines.append(f"Never got there: {', '.join(late[:8])}{' and more' if len(late) > 8 else ''}.")
+    return lines
+
+
+def _best(groups: Sequence[Group]) -> list[str]:
+    judged = [(group.median("metric"), group) for group in groups if group.values("metric")]
+    if not judged:
+        return []
+    metric = judged[0][1].first["metric"]
+    value, group = (max if metric == "accuracy" else min)(judged, key=lambda entry: entry[0] or 0.0)
+    return [f"The best test {metric} in the end was {value:.4g}, by {group.name}."]
+
+
+def _failures(groups: Sequence[Group]) -> list[str]:
+    lines = []
+    for word in ("diverged", "crashed", "interrupted"):
+        hit = [
+            f"{g.name} ({n} of {len(g.records)})" for g in groups if (n := sum(r["verdict"] == word for r in g.records))
+        ]
+        if hit:
+            lines.append(f"{word.capitalize()}: {', '.join(hit[:8])}{' and more' if len(hit) > 8 else ''}.")
+    return lines
+
+
+def _told(times: Sequence[float]) -> str:
+    middle = f"{statistics.median(times):.3g} s"
+    return middle if len(times) == 1 else f"{middle} (median of {len(times)}, {min(times):.3g} to {max(times):.3g})"

@@ -1,0 +1,40 @@
+"""What a parameter server gives its workers to compute gradients at: the parameters, or where they should soon be."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hocket.core.state import State
+
+
+class Views(State):
+    """The parameters as each worker was given them, which is where its gradients are computed."""
+
+    newest: dict[int, Tensor]
+    oldest: dict[int, Tensor]
+    """Of a worker that has read again before it pushed: where the oldest gradient that it holds was computed."""
+    true: dict[int, Tensor]
+    """What the parameters really were when a worker read them last."""
+
+    def __init__(self, ahead: float, x: Tensor, workers: int) -> None:
+        everyone = dict.fromkeys(range(workers), x.clone())
+        super().__init__(newest=everyone, oldest={}, true=dict(everyone))
+        self._ahead = ahead
+
+    def given(self, worker: int, x: Tensor) -> Tensor:
+        """What a worker shall compute its next gradient at: where the parameters should be when that arrives.
+
+        Of their movement since its last read, as much is expected to go on as the momentum of all carries.
+        """
+        now = x.clone()
+        view = now + self._ahead * (now - self.true[worker]) if self._ahead else now
+        self.true[worker], self.newest[worker] = now, view
+        return view
+
+    def held(self, worker: int) -> None:
+        """A worker reads while it holds gradients that it has not pushed."""
+        self.oldest.setdefault(worker, self.newest[worker])
+
+    def pushed(self, worker: int) -> Tensor:
+        """A worker pushes: where the oldest of its gradients was computed."""
+        return self.oldest.pop(worker, self.newest[worker])

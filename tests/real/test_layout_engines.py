@@ -1,0 +1,35 @@
+"""Split models on ranks that are processes: communication inside backward included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hocket
+
+TASK = f"{Path(__file__).parent / 'own_split.py'}:task"
+
+
+@pytest.mark.parametrize("name", ["mpi", "torch"])
+@pytest.mark.parametrize("layout", ["tensor=2", "pipeline=2,microbatches=4", "domain=2", "tensor=2,data=2"])
+def test_a_split_model_learns_on_every_engine_as_one_process_does(name: str, layout: str) -> None:
+    common: dict[str, Any] = {"steps": 12, "progress": False}
+    alone = hocket.fit(TASK, workers=2 if "data" in layout else 1, engine="threads", **common)
+    found = hocket.fit(TASK, layout=layout, engine=name, **common)
+    assert found.state.keys() == alone.state.keys()
+    for key, tensor in found.state.items():
+        assert torch.allclose(tensor, alone.state[key], rtol=1e-9, atol=1e-12)
+
+
+def test_pytorchs_own_parallelism_learns_the_same(tmp_path: Path) -> None:
+    """DTensor's column- and row-wise layers, and the 1F1B schedule of torch.distributed.pipelining."""
+    script = Path(__file__).parent / "own_torch_parallel.py"
+    command = [sys.executable, "-m", "hocket", "launch", "-n", "2", "--engine", "torch", "--out", str(tmp_path / "run")]
+    found = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "dtensor: the same" in found.stdout and "schedule: the same" in found.stdout

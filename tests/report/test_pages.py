@@ -1,0 +1,280 @@
+"""The report: what it says of runs, and that it stays one page whatever is in them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import struct
+import threading
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from told import leave_run
+
+import hocket
+from hocket.app import cli
+from hocket.core.errors import UserError
+from hocket.report import charts, formulas, tensorboard
+from hocket.report.across import MEASURES, across, measured
+from hocket.report.live import make_server
+from hocket.report.page import page_data, render
+from hocket.report.records import grouped, read_records
+from hocket.report.verdict import verdict
+
+
+def page(path: Path) -> dict[str, Any]:
+    records, problems = read_records([path])
+    return page_data(records, problems, "title")
+
+
+def test_medians_are_over_seeds_and_the_range_beside_them(tmp_path: Path) -> None:
+    for seed, time in enumerate((1.0, 5.0, 2.0)):
+        leave_run(tmp_path / str(seed), seed=seed, time=time)
+    (group,) = grouped(read_records([tmp_path])[0])
+    figure = charts.time_to_target([group], "time")
+    assert figure is not None
+    (series,) = figure.series
+    assert (series.y, series.low, series.high) == ([2.0], [1.0], [5.0])
+
+
+def test_a_setting_with_a_run_that_never_got_there_is_shown_as_such_and_does_not_win(tmp_path: Path) -> None:
+    leave_run(tmp_path / "a", "serial", seed=0, time=0.1)
+    leave_run(tmp_path / "b", "serial", seed=1, time=None)
+    leave_run(tmp_path / "c", "allreduce", 2, seed=0, time=7.0)
+    groups = grouped(read_records([tmp_path])[0])
+    said = " ".join(verdict(groups, "time"))
+    assert "reached first by allreduce × 2" in said
+    assert "Never got there: serial × 1 (1 of 2)" in said
+    figure = charts.time_to_target(groups, "time")
+    assert figure is not None
+    assert dict(zip(figure.series[0].x, figure.series[0].text, strict=True)) == {
+        "allreduce × 2": "7", "serial × 1": "never in 1 of 2",
+    }  # fmt: skip
+    assert measured(groups[0], "time_to_target") is None
+    assert measured(groups[0], "never") == (0.5, 0.5, 0.5)
+
+
+def test_the_ranges_of_the_first_two_are_compared(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        leave_run(tmp_path / f"a{seed}", "serial", seed=seed, time=1.0 + 2 * seed)
+        leave_run(tmp_path / f"b{seed}", "allreduce", 2, seed=seed, time=2.5 + seed)
+    groups = grouped(read_records([tmp_path])[0])
+    assert "ranges overlap" in verdict(groups, "time")[0]
+
+
+def test_speedup_is_against_the_best_run_on_one_worker(tmp_path: Path) -> None:
+    leave_run(tmp_path / "slow", "serial", 1, speed=1000.0)
+    leave_run(tmp_path / "fast", "allreduce", 1, speed=2000.0)
+    leave_run(tmp_path / "two", "allreduce", 2, speed=3000.0)
+    figure = charts.speedup(grouped(read_records([tmp_path])[0]), "time")
+    assert figure is not None
+    ours = next(series for series in figure.series if series.name == "allreduce")
+    assert (ours.x, ours.y) == ([1, 2], [1.0, 1.5])
+
+
+def test_simulated_and_real_runs_are_in_sections_of_their_own(tmp_path: Path) -> None:
+    leave_run(tmp_path / "real", "allreduce", 2, time=1.0)
+    leave_run(tmp_path / "sim", "allreduce", 2, time=0.001, virtual=True)
+    data = page(tmp_path)
+    assert [section["title"] for section in data["sections"]] == [
+        "digits (measured)", "digits (simulated: times are virtual)",
+    ]  # fmt: skip
+    assert [len(section["table"]["rows"]) for section in data["sections"]] == [1, 1]
+    assert not any("times as fast" in line for line in data["verdict"])
+
+
+def test_failed_runs_have_no_part_in_medians_and_are_counted(tmp_path: Path) -> None:
+    leave_run(tmp_path / "a", seed=0, accuracy=0.9)
+    leave_run(tmp_path / "b", seed=1, accuracy=0.1, verdict="diverged", time=None)
+    (group,) = grouped(read_records([tmp_path])[0])
+    assert group.median("metric") == 0.9
+    assert measured(group, "failed") == (0.5, 0.5, 0.5)
+    assert any(line.startswith("Diverged: serial × 1 (1 of 2)") for line in verdict([group], "time"))
+
+
+def test_groups_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        leave_run(tmp_path / str(lr), "allreduce", 2, lr=lr)
+    assert [group.name for group in grouped(read_records([tmp_path])[0])] == ["lr=0.1", "lr=0.2"]
+
+
+def test_damaged_and_foreign_folders_are_named_and_the_rest_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave_run(tmp_path / "good")
+    (leave_run(tmp_path / "cut") / "result.json").write_text('{"task": "dig')
+    (leave_run(tmp_path / "foreign") / "result.json").write_text('{"loss": 1}')
+    (leave_run(tmp_path / "spec") / "spec.toml").write_text("= not toml")
+    (tmp_path / "empty").mkdir()
+    assert cli.run(["report", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "1 runs in" in said.out
+    for name, why in (("cut", ""), ("foreign", "another version"), ("spec", "")):
+        line = next(line for line in said.err.splitlines() if f"{tmp_path / name} " in line)
+        assert "cannot be read, and is left out" in line and why in line
+    html = (tmp_path / "report.html").read_text()
+    assert "Left out" in html and "foreign" in html
+
+
+@pytest.mark.parametrize(
+    ("args", "fragment"),
+    [
+        (["report", "nowhere"], "there is no folder nowhere"),
+        (["report", "."], "there is no run in .: a run's folder has a result.json"),
+        (["watch", "nowhere"], "there is no folder nowhere to watch"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], fragment: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(args) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert fragment in line
+
+
+HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
+
+
+def test_what_users_wrote_never_becomes_markup(tmp_path: Path) -> None:
+    leave_run(tmp_path / "a", strategy="serial", task=f"my {HOSTILE}")
+    html = render(page(tmp_path))
+    assert html.count("<script") == 2 and html.count("</script") == 2 and "<img" not in html
+    data = re.search(r'id="data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None and "onerror" in json.loads(data[1])["sections"][0]["title"]
+
+
+def test_hundreds_of_runs_fit_in_a_page(tmp_path: Path) -> None:
+    for number in range(300):
+        strategy = ("allreduce", "local-sgd", "hogwild", "server:mode=async")[number % 4]
+        leave_run(tmp_path / str(number), strategy, 2 ** (number % 5), number // 60, lr=0.1 + number // 20 % 3)
+    html = render(page(tmp_path))
+    assert len(html) < 15e6
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_every_measure_can_be_drawn_against_workers(tmp_path: Path, measure: str) -> None:
+    for workers in (2, 4):
+        leave_run(tmp_path / str(workers), "allreduce", workers)
+    groups = grouped(read_records([tmp_path])[0])
+    figure = across(groups, {"title": "t", "x": "workers", "y": measure}, "time", 0)
+    empty = ("lock_wait", "distance", "time_to_tenth_loss")
+    assert (figure is None) == (measure in empty)
+    if figure is not None:
+        assert figure.series[0].x == [2, 4] and figure.x.label == "workers"
+
+
+def test_the_ring_ends_with_all_sums_everywhere_and_never_sends_what_is_not_there() -> None:
+    steps = charts.ring_steps(5).cells
+    assert len(steps) == 1 + 2 * 4
+    assert steps[0]["held"] == [[0.2] * 5] * 5
+    assert all(share == pytest.approx(1.0) for row in steps[-1]["held"] for share in row)
+    for before, now in itertools.pairwise(steps):
+        for rank, chunk in enumerate(now["sends"]):
+            if "all-gather" in now["title"]:
+                assert before["held"][rank][chunk] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch_ms", "grid", "ratio"),
+    [(8, 72.9, (4, 2), 2.0), (64, 82.0, (8, 8), 4.1), (512, 83.3, (32, 16), 7.4)],
+)
+def test_the_formulas_of_communication(ranks: int, batch_ms: float, grid: tuple[int, int], ratio: float) -> None:
+    """As Gholami 2018 has them for AlexNet."""
+    batch = formulas.batch_s(formulas.ALEXNET, ranks)
+    seconds, *found = formulas.best_grid(ranks)
+    assert 1e3 * batch == pytest.approx(batch_ms, abs=0.06)
+    assert tuple(found) == grid
+    assert batch / seconds == pytest.approx(ratio, abs=0.06)
+    assert formulas.grid_s(formulas.DENSE, 1, ranks) == pytest.approx(formulas.batch_s(formulas.DENSE, ranks))
+
+
+def test_runs_as_a_frame(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    for seed, time in enumerate((1.0, None)):
+        leave_run(tmp_path / str(seed), "allreduce", 2, seed, time=time, lr=0.5)
+    (leave_run(tmp_path / "cut") / "result.json").write_text("{")
+    frame = hocket.load_runs(tmp_path)
+    assert list(frame["seed"]) == [0, 1] and list(frame["lr"]) == [0.5, 0.5]
+    assert frame["time_to_target"][0] == 1.0 and pandas.isna(frame["time_to_target"][1])
+    assert len(frame.attrs["problems"]) == 1
+
+
+def test_a_result_as_a_figure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = hocket.fit("digits", strategy="allreduce", engine="sim", epochs=3, progress=False)
+    (axes,) = hocket.plot(result).axes
+    assert axes.get_xlabel() == "virtual time, s" and axes.get_ylabel() == "test accuracy"
+    assert len(axes.lines) == 1
+    assert len(hocket.plot([result, result]).axes[0].lines) == 2
+    leave_run(tmp_path / "a", "serial")
+    leave_run(tmp_path / "b", "serial", virtual=True)
+    with pytest.raises(UserError, match="one kind of time"):
+        hocket.plot(tmp_path)
+
+
+def test_figures_are_written_as_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for workers in (1, 2):
+        leave_run(tmp_path / "runs" / str(workers), "allreduce", workers)
+    assert cli.run(["report", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures")]) == 0
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"digits-speedup-time.svg", "digits-speedup-time.png", "digits-target-time.svg"} <= names
+
+
+def test_event_files_are_framed_as_tensorboard_reads_them(tmp_path: Path) -> None:
+    """Records of a length, its checksum, the data and its checksum."""
+    assert tensorboard._masked(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    leave_run(tmp_path / "runs" / "a")
+    assert cli.run(["report", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "events")]) == 0
+    (path,) = (tmp_path / "events").rglob("*tfevents*")
+    rest, records = path.read_bytes(), []
+    while rest:
+        (length,) = struct.unpack("<Q", rest[:8])
+        assert struct.unpack("<I", rest[8:12])[0] == tensorboard._masked(rest[:8])
+        records.append(rest[12 : 12 + length])
+        assert struct.unpack("<I", rest[12 + length : 16 + length])[0] == tensorboard._masked(records[-1])
+        rest = rest[16 + length :]
+    assert b"brain.Event:2" in records[0]
+    assert sum(b"test_accuracy" in record for record in records) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "host", "status"),
+    [
+        ("GET", "/", "127.0.0.1", 200),
+        ("GET", "/data", "localhost", 200),
+        ("GET", "/", "elsewhere.org", 403),
+        ("GET", "/../../etc/passwd", "127.0.0.1", 404),
+        ("POST", "/data", "127.0.0.1", 501),
+        ("DELETE", "/", "127.0.0.1", 501),
+    ],
+)
+def test_a_watch_only_reads_and_only_here(tmp_path: Path, method: str, path: str, host: str, status: int) -> None:
+    leave_run(tmp_path / "a")
+    server = make_server(tmp_path, 0)
+    assert server.server_address[0] == "127.0.0.1"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        connection.request(method, path, headers={"Host": f"{host}:{server.server_port}"})
+        assert connection.getresponse().status == status
+        connection.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_train_and_compare_end_by_naming_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["digits", "--engine", "sim", "--steps", "2"]
+    assert cli.run(["train", *common, "--out", str(tmp_path / "a run")]) == 0
+    assert f"see it: hocket report '{tmp_path / 'a run'}'" in capsys.readouterr().out
+    assert cli.run(["compare", *common, "-s", "allreduce", "--seeds", "1", "--out", str(tmp_path / "b")]) == 0
+    assert f"see it: hocket report {tmp_path / 'b'}" in capsys.readouterr().out
+    assert cli.run(["report", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "b" / "report.html").is_file()

@@ -1,0 +1,192 @@
+"""Successive layers on successive ranks: schedules, stages, and what they learn."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_layouts import TASK, assert_same, doubled, fit, perceptron
+from torch import nn
+
+import hocket
+from hocket import UserError
+from hocket.layouts.mesh import Layout, Schedule
+from hocket.layouts.microbatches import actions, bubble, pieces
+from hocket.layouts.pipeline import balanced, costs_of, layers_of
+from hocket.layouts.survey import survey
+
+STAGES, BATCHES = st.integers(1, 6), st.integers(1, 12)
+IN_STEP = st.sampled_from(["naive", "gpipe", "1f1b"])
+
+
+@given(schedule=IN_STEP, stages=STAGES, batches=BATCHES)
+def test_every_batch_goes_there_and_back_once_and_nobody_waits_for_ever(
+    schedule: Schedule, stages: int, batches: int
+) -> None:
+    """Played through: an action is possible when the neighbour has done its part of it."""
+    todo = [actions(schedule, stage, stages, batches) for stage in range(stages)]
+    done: set[tuple[int, str, int]] = set()
+    for stage, own in enumerate(todo):
+        assert sorted(own) == sorted({(way, i) for way in ("there", "back") for i in range(batches)}), stage
+    while any(todo):
+        before = len(done)
+        for stage, own in enumerate(todo):
+            while own:
+                way, i = own[0]
+                needed = (stage - 1, way, i) if way == "there" else (stage + 1, way, i)
+                if 0 <= needed[0] < stages and needed not in done:
+                    break
+                assert way == "there" or (stage, "there", i) in done
+                done.add((stage, *own.pop(0)))
+        assert len(done) > before
+
+
+@given(stages=STAGES, batches=BATCHES)
+def test_what_is_in_flight(stages: int, batches: int) -> None:
+    """Stage 0 holds m micro-batches (GPipe), or min(p, m) (1F1B)."""
+    for schedule, expected in (("gpipe", batches), ("1f1b", min(stages, batches))):
+        flying = most = 0
+        for way, _ in actions(schedule, 0, stages, batches):  # type: ignore[arg-type]
+            flying += 1 if way == "there" else -1
+            most = max(most, flying)
+        assert most == expected
+
+
+@given(
+    costs=st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=8),
+    stages=st.integers(1, 4),
+)
+def test_stages_are_as_even_as_they_can_be(costs: list[tuple[int, bool]], stages: int) -> None:
+    def stages_of(ends: tuple[int, ...]) -> list[list[tuple[int, bool]]]:
+        return [costs[a:b] for a, b in pairwise([0, *ends])]
+
+    cuts = [(*inner, len(costs)) for inner in combinations(range(1, len(costs)), stages - 1)]
+    allowed = [ends for ends in cuts if all(any(trained for _, trained in s) for s in stages_of(ends))]
+    found = balanced([float(c) for c, _ in costs], [trained for _, trained in costs], stages)
+    if not allowed:
+        assert found == []
+        return
+    best = min(max(sum(c for c, _ in s) for s in stages_of(ends)) for ends in allowed)
+    assert tuple(found) in allowed
+    assert max(sum(c for c, _ in s) for s in stages_of(tuple(found))) == best
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_the_larger_layer_costs_more(timed: bool) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(64, 8), nn.Tanh()), nn.Linear(8, 1024), nn.Linear(1024, 1024))
+    layers = layers_of(model, 2)
+    assert [layer.path for layer in layers] == ["0.0", "0.1", "1", "2"]
+    costs = costs_of(layers, torch.randn(64, 64), timed=timed)
+    assert costs[3] == max(costs) > 0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def without_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 9), nn.Tanh(), nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 3))
+    ).double()
+
+
+NORMLESS = hocket.Task(model=without_norm, data=(doubled(), doubled()), batch=8, epochs=2, momentum=0.9, lr=0.05)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pipeline=2",
+        "pipeline=3,schedule=gpipe,microbatches=3",
+        "pipeline=2,microbatches=5,stages=3+3",
+        "pipeline=4,microbatches=2",
+        "pipeline=2,tensor=2",
+        "pipeline=2,data=2,microbatches=4",
+        "pipeline=3,tensor=2,microbatches=3",
+    ],
+)
+def test_a_pipeline_learns_as_one_process_does(layout: str) -> None:
+    common: dict[str, Any] = {"engine": "threads", "progress": False}
+    alone = hocket.fit(NORMLESS, workers=2 if "data" in layout else 1, **common)
+    assert_same(hocket.fit(NORMLESS, layout=layout, **common), alone)
+
+
+def test_one_batch_in_flight_is_exact_with_batch_norm_too() -> None:
+    assert_same(fit("pipeline=3,schedule=naive"), fit("", workers=1))
+
+
+def test_a_run_goes_on_with_other_stages(tmp_path: Any) -> None:
+    options: dict[str, Any] = {"engine": "threads", "progress": False, "checkpoint_every": 1, "out": tmp_path / "run"}
+    hocket.fit(TASK, layout="pipeline=3,schedule=naive", epochs=1, **options)
+    again = hocket.resume(
+        tmp_path / "run", epochs=2, layout="pipeline=2,tensor=2,schedule=naive", workers=4, progress=False
+    )
+    assert_same(again, fit("", workers=1))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_bubble_is_that_of_the_formula(schedule: str, stages: int) -> None:
+    """Stages of one cost, messages that take no time."""
+    found = hocket.fit(
+        NORMLESS, layout=f"pipeline={stages},schedule={schedule},microbatches=4", engine="sim", progress=False,
+        sim={"compute": "12ms", "latency": "0us", "bandwidth": "1000000Gbit"},
+    )  # fmt: skip
+    for stage, measured in enumerate(found.pipeline):
+        assert measured["bubble"] == pytest.approx(bubble(stages, 4), abs=3e-3)  # the last step has none behind it
+        assert measured["in_flight"] == (4 if schedule == "gpipe" else min(stages - stage, 4))
+    assert found.virtual_seconds == pytest.approx(60 * 12e-3 / stages / (1 - bubble(stages, 4)), rel=5e-3)
+
+
+@pytest.mark.parametrize("layout", ["pipeline=2,stages=4+2", "pipeline=2,tensor=2,stages=2+4,microbatches=3"])
+def test_a_pipeline_sends_the_bytes_that_were_told_beforehand(layout: str) -> None:
+    told = sum(layer.sent for layer in survey(without_norm(), Layout.parse(layout).over(None), doubled()[0][:8]))
+    assert told > 0
+    made = hocket.fit(NORMLESS, layout=layout, engine="threads", progress=False, steps=6)
+    assert made.bytes_sent == 6 * told
+
+
+@pytest.mark.parametrize(
+    ("layout", "line"),
+    [
+        ("pipeline=5", "pipeline=5: the model has 4 layers with parameters"),
+        ("pipeline=2,stages=3+2", r"stages=3\+2 is 2 stages of 5 layers; pipeline=2 needs 2 of 6"),
+        ("pipeline=2,stages=3+x", "stages must be numbers of layers"),
+        ("pipeline=2,schedule=zigzag", "must be one of naive, gpipe, 1f1b"),
+        ("tensor=2,microbatches=3", "microbatches and stages are a pipeline's"),
+        ("pipeline=2,domain=2", "domain goes with data"),
+    ],
+)
+def test_bad_pipelines_are_refused_in_one_line(layout: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        fit(layout)
+
+
+def test_a_model_without_an_order_is_refused() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = perceptron()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x)
+            return y
+
+    with pytest.raises(UserError, match=r"pipeline=2: a Own does not say in which order .* use tensor=2"):
+        layers_of(Own(), 2)
+
+
+def test_naive_is_one_batch() -> None:
+    assert pieces("naive", 3, 5, 32) == 1
+    assert pieces("1f1b", 3, 0, 32) == 12
+    assert pieces("gpipe", 3, 50, 32) == 32
+
+
+def test_the_bytes_of_both_axes_add_up() -> None:
+    """1.5D on P_r x P_c (Gholami 2018): each replica's tensor parallelism, and 2 (P_c - 1) of each rank's weights."""
+    told = sum(layer.sent for layer in survey(without_norm(), Layout.parse("tensor=2"), doubled()[0][:8]))
+    twice = 9 + 3  # biases behind sums, which both ranks of a model have
+    weights = sum(p.numel() for p in without_norm().parameters()) + twice
+    found = hocket.fit(NORMLESS, layout="tensor=2,data=2", engine="threads", progress=False, steps=10)
+    assert found.bytes_sent == 10 * (2 * told + 2 * (2 - 1) * weights * 8)
