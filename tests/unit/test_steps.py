@@ -96,7 +96,7 @@ class TestSchedules:
     @settings(max_examples=30, deadline=None)
     def test_a_rate_depends_on_the_step_alone(self, length: int, least: float, step: int) -> None:
         text = f"cosine-annealing:T_max={length},eta_min={least}"
-        rates = [Rates(text, "sgd", 0.1, 0.0, 99).at(step)["lr"] for _ in range(2)]
+        rates = [Rates(text, "sgd", 0.1, 0.0, 99, None).at(step)["lr"] for _ in range(2)]
         assert rates[0] == rates[1]
         wanted = lr_scheduler.CosineAnnealingLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), length, least)
         for _ in range(step):
@@ -136,7 +136,9 @@ class TestSchedules:
         ("text", "line"),
         [
             ("cosine-anealing", "no schedule is called 'cosine-anealing'; did you mean cosine-annealing"),
-            ("lambda", "no schedule is called 'lambda'"),
+            ("lambda", "schedule lambda is made from functions or other schedules: give one as Task.schedule"),
+            ("own", "schedule own is a function on the task, Task.schedule, and this task has none"),
+            ("own:step_size=3", "no option of schedule own is called 'step_size'"),
             ("step", "option step_size needs a value; write step:step_size=VALUE"),
             ("step:step_size", "option step_size needs a value"),
             ("step:step_siz=3", "no option of schedule step is called 'step_siz'; did you mean step_size"),
@@ -150,6 +152,32 @@ class TestSchedules:
         with pytest.raises(UserError, match=line) as caught:
             fit(tiny.task(epochs=3), schedule=text)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("per_step", [False, True])
+    def test_a_function_of_the_task_s_makes_one(self, per_step: bool) -> None:
+        """Sequences, chains and those of functions; it is told how long the run is."""
+        lengths = []
+
+        def made(optimizer: torch.optim.Optimizer, length: int = 24 if per_step else 4) -> lr_scheduler.LRScheduler:
+            lengths.append(length)
+            warm, rest = lr_scheduler.LinearLR(optimizer, 0.2), lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
+            return lr_scheduler.SequentialLR(optimizer, [warm, rest], milestones=[2])
+
+        task = tiny.task(24, batch=4, epochs=4, schedule=made)
+        sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        wanted = by_hand(task, sgd, epochs=4, batch=4, schedule=made, per_step=per_step)
+        assert alike(fit(task, workers=1, schedule="own:per=step" if per_step else None), wanted)
+        assert set(lengths) == {24 if per_step else 4}
+
+    def test_a_function_that_fails_or_gives_no_schedule_is_named(self) -> None:
+        def fails(optimizer: torch.optim.Optimizer, epochs: int) -> lr_scheduler.LRScheduler:
+            raise KeyError("warm")
+
+        with pytest.raises(UserError, match=r"Task\.schedule raised KeyError"):
+            fit(tiny.task(schedule=fails))
+        for wrong in (lambda o, n: None, lambda o, n: lr_scheduler.ReduceLROnPlateau(o)):
+            with pytest.raises(UserError, match=r"Task\.schedule must give one of"):
+                fit(tiny.task(schedule=wrong))
 
 
 class TestOptimizerOptions:

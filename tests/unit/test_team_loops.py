@@ -104,6 +104,33 @@ def test_who_is_fast_takes_more_batches() -> None:
     assert sorted((slow, fast))[0] < 30 and slow + fast == 100
 
 
+@pytest.mark.parametrize("text", ["gossip:kind=adpsgd", "gossip:kind=pull", "elastic", "server:mode=async", "hogwild"])
+def test_loaders_may_be_made_for_each_epoch(text: str) -> None:
+    """Nobody waits where one is made: the other one may need an answer before it gets there."""
+
+    def main(_: Any) -> list[list[int]] | None:
+        seen: list[list[int]] = []
+        try:
+            with hocket.join(text, seed=5) as team:
+                model = net()
+                model, optimizer = team.prepare(model, sgd(model))
+                for _ in range(4):
+                    seen.append([])
+                    for inputs, targets, numbers in team.shard(DATA, batch_size=5):
+                        optimizer.zero_grad()
+                        F.mse_loss(model(inputs), targets).backward()
+                        optimizer.step()
+                        seen[-1] += numbers.tolist()
+        except SystemExit:
+            return None
+        return seen
+
+    size = 2 + strategies.make(text).server_ranks()
+    for parts in (on_sim(main, size, stragglers="1x10"), on_threads(main, size)):
+        for epoch in zip(*workers_of(parts), strict=True):
+            assert sorted(number for seen in epoch for number in seen) == list(range(50))
+
+
 def test_the_result_of_a_loop_under_sim_is_virtual_and_repeats() -> None:
     first, again = (on_sim(as_launched("server:mode=async"), 3)[0][1] for _ in range(2))
     assert first.virtual_seconds == again.virtual_seconds > 0

@@ -38,12 +38,12 @@ class Deferred:
 
 
 class Counter(Protocol):
-    """A number that the ranks count up together, each at its own pace: nobody has to answer.
+    """Numbers that the ranks count up together, each at its own pace: nobody has to answer.
 
     Making and closing one is a collective; the rest is not.
     """
 
-    def take(self, count: int = 1) -> int:
+    def take(self, count: int = 1, number: int = 0) -> int:
         """What the number was; then it is `count` more. Who takes one at a time gets what no other rank gets."""
 
     def close(self) -> None: ...
@@ -79,7 +79,7 @@ class Comm(Protocol):
     def native(self) -> Comm:
         """The same ranks by the engine's library alone, where the engine has something better for ranks of one host."""
 
-    def counter(self) -> Counter: ...
+    def counter(self, numbers: int = 1) -> Counter: ...
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         """Put rank 0's `x` where all ranks see it. For engines that offer shared memory."""

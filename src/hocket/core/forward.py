@@ -57,8 +57,8 @@ class Forwarding:
     def native(self) -> Comm:
         return self.around(self.inner.native)
 
-    def counter(self) -> Counter:
-        return self.inner.counter()
+    def counter(self, numbers: int = 1) -> Counter:
+        return self.inner.counter(numbers)
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         return self.inner.share(sharing, x)

@@ -170,7 +170,7 @@ class AllAtOnce:
         self._judge = Judge(rank, alone, first, task, train, test.to(device), judged, of_each=plan.own_metrics)
         self._tested: Score | None = None
         optimizer = optim.make_flat(plan.optimizer, self._all.x, self._all.g, plan.lr, plan.momentum)
-        self._schedule = Schedule(plan, optimizer, self._shards.steps)
+        self._schedule = Schedule(plan, optimizer, self._shards.steps, task.own_schedule)
         step = optim.clipped(optim.step_of(optimizer), self._all.g, plan.clip, _length_of_each)
         self._worker = AllWorkers(rank.comm, rank.clock, self._all, optimizer, plan.seed, step, batch=plan.batch)
         self._real = RealClock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -24,9 +25,25 @@ class Counts(Protocol):
 
     def saw(self, samples: int) -> None: ...
     def forget(self) -> None: ...
-    def counter(self, given: int) -> Counter | None:
+    def tickets(self, given: int) -> Tickets | None:
         """What tickets for batches are drawn from, some of them given out before; None where every worker has its
-        share of each step. All workers call it together."""
+        share of each step. All workers ask as often, each when it gets there."""
+
+
+PASSES = 1024
+"""Loaders of a run that may give batches where workers do not wait for each other."""
+
+
+@dataclass(frozen=True)
+class Tickets:
+    """Numbers from `first` on that workers draw, each of them once."""
+
+    counter: Counter
+    number: int
+    first: int
+
+    def take(self, count: int = 1) -> int:
+        return self.first + self.counter.take(count, self.number)
 
 
 class OwnShards(Shards):
@@ -66,7 +83,7 @@ class ShardSampler(Sampler[list[int]]):
     def __init__(self, shards: Shards, workers: int, rank: int, batch_size: int) -> None:
         self.shards, self._workers, self._rank, self._batch_size = shards, workers, rank, batch_size
         self.epoch, self.first = -1, 0
-        self.counter: Counter | None = None
+        self.tickets: Tickets | None = None
         self.ticket = -1
         """One that was drawn and not used: it belongs to a later epoch."""
         self.weights: list[int] = []
@@ -76,7 +93,7 @@ class ShardSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.weights.clear()
-        return self._shares() if self.counter is None else self._drawn(self.counter)
+        return self._shares() if self.tickets is None else self._drawn(self.tickets)
 
     def _shares(self) -> Iterator[list[int]]:
         """Where the last global batch has nothing for this rank it computes on a stand-in that counts for nothing: the
@@ -87,14 +104,14 @@ class ShardSampler(Sampler[list[int]]):
             self.weights.append(len(batch))
             yield (batch if len(batch) else stand_in).tolist()
 
-    def _drawn(self, counter: Counter) -> Iterator[list[int]]:
+    def _drawn(self, tickets: Tickets) -> Iterator[list[int]]:
         """Whatever nobody else has taken: who is fast takes more, and who is late may find nothing of an epoch left.
         Who begins an epoch takes away what is left of the one before."""
-        tickets = self.shards.steps * self._workers
+        an_epoch = self.shards.steps * self._workers
         while True:
             if self.ticket < 0:
-                self.ticket = counter.take()
-            epoch, place = divmod(self.ticket, tickets)
+                self.ticket = tickets.take()
+            epoch, place = divmod(self.ticket, an_epoch)
             if epoch > self.epoch:
                 return
             self.ticket = -1
@@ -114,7 +131,7 @@ class ShardLoader(DataLoader[Any]):
         self._counts, self._shard_sampler = counts, sampler
         self._step = self._given = 0
         self._goes_on = False
-        self._tickets: Counter | None = None
+        self._tickets: Tickets | None = None
         self.trained_on = False
         """Whether batches were taken while gradients were wanted."""
 
@@ -149,8 +166,8 @@ class ShardLoader(DataLoader[Any]):
             sampler.epoch, self._step = sampler.epoch + 1, 0
         self._goes_on, sampler.first = False, self._step
         if training and self._tickets is None:
-            self._tickets = self._counts.counter(self._given)
-        sampler.counter = self._tickets if training else None
+            self._tickets = self._counts.tickets(self._given)
+        sampler.tickets = self._tickets if training else None
         if training:
             self._counts.forget()  # nor does a batch that was taken and not used
         for number, batch in enumerate(super().__iter__()):

@@ -41,7 +41,7 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     judged = validation.to(device) if validation else None
     course = Course(session, plan, task, source, train, test.to(device), judged)
     optimizer = optim.make(plan.optimizer, replica, plan.lr, plan.momentum)
-    schedule = Schedule(plan, optimizer, course.shards.steps)
+    schedule = Schedule(plan, optimizer, course.shards.steps, task.own_schedule)
     if plan.compiled:
         from hocket.drivers.compiled import CompiledWorkers  # Numba takes half a second to import
 

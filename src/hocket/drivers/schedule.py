@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hocket.drivers.plan import Plan
-from hocket.optim.schedules import Rates
+from hocket.optim.schedules import Own, Rates, parse
 
 RATES = 100
 """Rates of a run whose rate falls, where compiled workers take the steps: they hold one for a while."""
@@ -18,13 +18,15 @@ class Schedule:
     """Linear scaling, reached by a gradual warm-up (Goyal 2017), decay from epoch to epoch, a linear fall to 0, and
     one of PyTorch's schedules; their factors are multiplied."""
 
-    def __init__(self, plan: Plan, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> None:
+    def __init__(
+        self, plan: Plan, optimizer: torch.optim.Optimizer, steps_per_epoch: int, own: Own | None = None
+    ) -> None:
         self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
         self._full = plan.lr * (plan.workers if plan.scale_lr else 1)
         self._start = plan.lr if plan.scale_lr else 0.0  # scaled rates rise from what one worker would have
         self._warmup_steps = plan.warmup * steps_per_epoch
         self._decay = plan.lr_decay
-        self._rates = rates_of(plan, steps_per_epoch)
+        self._rates = rates_of(plan, steps_per_epoch, own)
         self._now: dict[str, Any] = {}
         self._falls_over = plan.steps if plan.lr_falls else math.inf
         self.held = max(plan.steps // RATES, 1) if plan.lr_falls else plan.steps
@@ -55,12 +57,11 @@ class Schedule:
                 group.update(now)
 
 
-def rates_of(plan: Plan, steps_per_epoch: int) -> Rates | None:
+def rates_of(plan: Plan, steps_per_epoch: int, own: Own | None) -> Rates | None:
     """What the plan's schedule makes of its full rate; None without one."""
     if not plan.schedule:
         return None
     full = plan.lr * (plan.workers if plan.scale_lr else 1)
-    found = Rates(plan.schedule, plan.optimizer, full, plan.momentum, plan.steps)
-    if found.per_step:
-        return found
-    return Rates(plan.schedule, plan.optimizer, full, plan.momentum, -(-plan.steps // steps_per_epoch))
+    *_, per_step = parse(plan.schedule)
+    length = plan.steps if per_step else -(-plan.steps // steps_per_epoch)
+    return Rates(plan.schedule, plan.optimizer, full, plan.momentum, length, own)

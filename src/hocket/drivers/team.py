@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from hocket.core.replica import Replica
 from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
 from hocket.drivers.fitting import check, for_workers
-from hocket.drivers.loader import Loader, make_loader
+from hocket.drivers.loader import PASSES, Loader, Tickets, make_loader
 from hocket.drivers.outcome import Outcome
 from hocket.drivers.prepared import Prepared, check_optimizer
 from hocket.drivers.session import Session
@@ -68,6 +69,8 @@ class Team(Talk):
         """This worker's number, which all ranks with parts of its model have."""
         self.is_server = self.worker >= workers
         self._workers: Comm | None = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
+        self._counter: Counter | None = None
+        self._drawn_from = itertools.count()
         self._outcome = Outcome(self._rank, strategy, text, workers, seed, mesh.layout if mesh else None)
 
     @property
@@ -120,6 +123,8 @@ class Team(Talk):
         if len(self._prepared) == 1:
             with rank.clock.paused():
                 self.comm.barrier()  # made here, before anybody leaves; and ranks that are threads share generators
+                if not self._strategy.lockstep:
+                    self._counter = self.comm.counter(PASSES)
                 seed_everything(stream(self._seed, "model", self.worker))
             self._outcome.begin(prepared)
         return cast(M, prepared.model), optimizer
@@ -145,8 +150,7 @@ class Team(Talk):
 
         `batch_size` is each worker's. `shuffle=False`, `drop_last=True` and `sampler` mean what they mean to a
         DataLoader, of all workers' batches together; other options go to it (num_workers, collate_fn, ...). Where
-        workers do not wait for each other, batches come from one pool: who is fast takes more of them; make the loader
-        before the loop there, as its first pass makes them meet.
+        workers do not wait for each other, batches come from one pool: who is fast takes more of them.
         """
         loader: Any = make_loader(self, dataset, batch_size, self.size, self.worker % self.size, self._seed, options)
         self._loaders.append(loader)
@@ -168,17 +172,13 @@ class Team(Talk):
         for one in self._prepared:
             one.unweighed = None
 
-    def counter(self, given: int) -> Counter | None:
-        """For a loader: what batches are drawn from where workers do not wait for each other."""
-        if self._strategy.lockstep or not self._prepared:
+    def tickets(self, given: int) -> Tickets | None:
+        """For a loader: what batches are drawn from where workers do not wait for each other. Nobody waits here."""
+        if self._counter is None:
             return None
-        group = self._prepared[0].session.group
-        with self._rank.clock.paused():
-            counter = group.counter()
-            if self.rank == 0:
-                counter.take(given)
-            group.barrier()
-        return counter
+        if (number := next(self._drawn_from)) >= PASSES:
+            raise UserError(f"more than {PASSES:,} loaders gave batches; make them once, before the loop")
+        return Tickets(self._counter, number, given)
 
     def clip_grad_norm_(
         self, parameters: Tensor | Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0

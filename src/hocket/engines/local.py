@@ -290,9 +290,9 @@ class LocalComm:
         members = [self._members[r] for r in ranks]
         return LocalComm(self._world, context, members, ranks.index(self.rank))
 
-    def counter(self) -> LocalCounter:
-        number = self._meet("counter", None, 0, lambda parts: [[0]] * self.size)()
-        return LocalCounter(self._world, self._me, number)
+    def counter(self, numbers: int = 1) -> LocalCounter:
+        made = self._meet("counter", None, 0, lambda parts: [[0] * numbers] * self.size)()
+        return LocalCounter(self._world, self._me, made)
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         def combine(parts: list[Tensor]) -> list[Any]:
@@ -309,14 +309,14 @@ class LocalCounter:
 
     world: World
     rank: int
-    number: list[int]
+    numbers: list[int]
 
-    def take(self, count: int = 1) -> int:
+    def take(self, count: int = 1, number: int = 0) -> int:
         with self.world.exclusive():
             if count == 1:  # else it is a sign to the others, which must not wait for what is earlier
                 self.world.catch_up(self.rank)
-            before = self.number[0]
-            self.number[0] += count
+            before = self.numbers[number]
+            self.numbers[number] += count
             return before
 
     def close(self) -> None:

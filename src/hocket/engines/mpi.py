@@ -326,26 +326,26 @@ class MpiComm:
 
         return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 
-    def counter(self) -> MpiCounter:
+    def counter(self, numbers: int = 1) -> MpiCounter:
         self.barrier()
-        return MpiCounter(self._MPI, self._comm, self.barrier)
+        return MpiCounter(self._MPI, self._comm, numbers, self.barrier)
 
 
 class MpiCounter:
-    """A number in rank 0's memory that others fetch and increment, one-sided."""
+    """Numbers in rank 0's memory that others fetch and increment, one-sided."""
 
-    def __init__(self, MPI: Any, comm: Any, barrier: Callable[[], None]) -> None:
+    def __init__(self, MPI: Any, comm: Any, numbers: int, barrier: Callable[[], None]) -> None:
         self._MPI, self._barrier = MPI, barrier
-        self._window = MPI.Win.Allocate(8 if comm.rank == 0 else 0, 8, comm=comm)
+        self._window = MPI.Win.Allocate(8 * numbers if comm.rank == 0 else 0, 8, comm=comm)
         self._count, self._number = np.ones(1, np.int64), np.empty(1, np.int64)
         if comm.rank == 0:
             np.frombuffer(self._window, np.int64)[:] = 0
         barrier()
         self._window.Lock_all()
 
-    def take(self, count: int = 1) -> int:
+    def take(self, count: int = 1, number: int = 0) -> int:
         self._count[0] = count
-        self._window.Fetch_and_op(self._count, self._number, 0, 0, self._MPI.SUM)
+        self._window.Fetch_and_op(self._count, self._number, 0, number, self._MPI.SUM)
         self._window.Flush(0)
         return int(self._number[0])
 

@@ -268,27 +268,29 @@ class TorchComm:
 
         return between_processes(self, dataclasses.replace(sharing, deadline_s=self._deadline), x)
 
-    def counter(self) -> StoreCounter:
+    def counter(self, numbers: int = 1) -> StoreCounter:
         store = dist.distributed_c10d._get_default_store()
         number = torch.zeros(1, dtype=torch.int64)
         if self.rank == 0:
             number += store.add("hocket/counters", 1)  # a key that no counter had, even if we have connected before
         self.broadcast(number)
-        return StoreCounter(store, f"hocket/counter/{int(number)}", self)
+        return StoreCounter(store, f"hocket/counter/{int(number)}", numbers, self)
 
 
 @dataclass(frozen=True)
 class StoreCounter:
-    """A number in the store through which the ranks found each other."""
+    """Numbers in the store through which the ranks found each other."""
 
     store: Any
     key: str
+    numbers: int
     comm: TorchComm
 
-    def take(self, count: int = 1) -> int:
-        return int(self.store.add(self.key, count)) - count
+    def take(self, count: int = 1, number: int = 0) -> int:
+        return int(self.store.add(f"{self.key}/{number}", count)) - count
 
     def close(self) -> None:
         self.comm.barrier()
         if self.comm.rank == 0:
-            self.store.delete_key(self.key)
+            for number in range(self.numbers):
+                self.store.delete_key(f"{self.key}/{number}")

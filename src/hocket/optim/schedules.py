@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from hocket.optim import on_parameters
 
 _NEED_MORE = {"LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau"}
 """Those that are made from functions, from other schedules, or that look at a metric: not to be written as text."""
+Own = Callable[[torch.optim.Optimizer, int], lr_scheduler.LRScheduler]
+"""Makes a schedule for an optimizer and a run of that many epochs, or steps."""
+OWN = "own"
+"""The name of a schedule that the task makes itself."""
 _LENGTHS = ("T_max", "total_steps")
 """Options that are the length of the run unless they are given."""
 _LISTS = ("milestones",)
@@ -36,6 +41,8 @@ SCHEDULES: dict[str, Any] = {
 
 def settings(name: str) -> dict[str, Any]:
     """The options of a schedule with their defaults; what must be given has `inspect.Parameter.empty`."""
+    if name == OWN:
+        return {}
     parameters = inspect.signature(SCHEDULES[name]).parameters.values()
     return {p.name: p.default for p in parameters if p.name not in ("optimizer", "last_epoch", "verbose")}
 
@@ -44,8 +51,10 @@ def parse(text: str) -> tuple[str, dict[str, Any], bool]:
     """`step:step_size=3,per=step` as a name, options, and whether the rate changes from step to step."""
     given, _, rest = text.partition(":")
     name = next((known for known in SCHEDULES if _plain(known) == _plain(given)), given)
-    if name not in SCHEDULES:
-        raise UserError(unknown("schedule", given, SCHEDULES))
+    if name not in SCHEDULES and name != OWN:
+        if any(_plain(more) == _plain(given) for more in _NEED_MORE - {"ReduceLROnPlateau"}):
+            raise UserError(f"schedule {given} is made from functions or other schedules: give one as Task.schedule")
+        raise UserError(unknown("schedule", given, [*SCHEDULES, OWN]))
     known, chosen, per = settings(name), {}, "epoch"
     for part in filter(None, rest.split(",")):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -85,7 +94,7 @@ def _value(text: str) -> Any:
 class Rates:
     """What a schedule makes of an optimizer's rate, by number of the step or epoch, from 0 on."""
 
-    def __init__(self, text: str, optimizer: str, lr: float, momentum: float, length: int) -> None:
+    def __init__(self, text: str, optimizer: str, lr: float, momentum: float, length: int, own: Own | None) -> None:
         name, chosen, self.per_step = parse(text)
         self._text = text
         known = settings(name)
@@ -99,10 +108,13 @@ class Rates:
         ]:
             raise UserError(f"schedule {name}: option {missing[0]} needs a value; write {name}:{missing[0]}=VALUE")
         self._optimizer = on_parameters(optimizer, [nn.Parameter(torch.zeros(1))], lr, momentum)
-        try:
-            self._schedule = SCHEDULES[name](self._optimizer, **chosen)
-        except Exception as error:
-            raise self._refused(error) from error
+        if name == OWN:
+            self._schedule = self._made(own, length)
+        else:
+            try:
+                self._schedule = SCHEDULES[name](self._optimizer, **chosen)
+            except Exception as error:
+                raise self._refused(error) from error
         self._rates = [self._now()]
 
     def at(self, number: int) -> dict[str, Any]:
@@ -110,10 +122,19 @@ class Rates:
             self._optimizer.step()  # of nothing; torch warns where it is left out
             try:
                 self._schedule.step()
-            except Exception as error:
+            except (TypeError, ValueError) as error:
                 raise self._refused(error) from error
             self._rates.append(self._now())
         return self._rates[number]
+
+    def _made(self, own: Own | None, length: int) -> lr_scheduler.LRScheduler:
+        if own is None:
+            raise UserError(f"schedule {OWN} is a function on the task, Task.schedule, and this task has none")
+        made = own(self._optimizer, length)
+        if not isinstance(made, lr_scheduler.LRScheduler) or isinstance(made, lr_scheduler.ReduceLROnPlateau):
+            what = "one of torch.optim.lr_scheduler that looks at no metric"
+            raise UserError(f"Task.schedule must give {what}; got {shown(made)}")
+        return made
 
     def _now(self) -> dict[str, Any]:
         (group,) = self._optimizer.param_groups

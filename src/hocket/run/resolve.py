@@ -18,6 +18,8 @@ from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
 from hocket.drivers.schedule import rates_of
 from hocket.drivers.split_model import check_layout
 from hocket.layouts.mesh import Layout
+from hocket.optim.schedules import OWN
+from hocket.run.blame import blaming
 from hocket.run.spec import RunSpec, settings, type_of
 from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task
@@ -70,7 +72,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         warmup=spec.warmup,
         momentum=_momentum(spec, task, optimizer),
         optimizer=optimizer,
-        schedule=_given(spec, task, "schedule"),
+        schedule=OWN if spec.schedule is None and task.own_schedule else _given(spec, task, "schedule"),
         clip=spec.clip,
         accumulate=spec.accumulate,
         autocast=spec.autocast,
@@ -87,10 +89,15 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         compress=spec.compress,
         layout=spec.layout,
     )
-    steps_per_epoch = Shards(samples, workers, batch, spec.seed).steps
-    if rates := rates_of(plan, steps_per_epoch):
-        rates.at(plan.steps - 1 if rates.per_step else (plan.steps - 1) // steps_per_epoch)  # refuses too short a one
+    _check_schedule(plan, task, Shards(samples, workers, batch, spec.seed).steps)
     return plan
+
+
+def _check_schedule(plan: Plan, task: Task, steps_per_epoch: int) -> None:
+    """Work out the last rate, since a schedule may be too short."""
+    with blaming("Task.schedule"):
+        if rates := rates_of(plan, steps_per_epoch, task.own_schedule):
+            rates.at(plan.steps - 1 if rates.per_step else (plan.steps - 1) // steps_per_epoch)
 
 
 def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:

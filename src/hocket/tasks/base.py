@@ -23,6 +23,7 @@ from hocket.core.errors import UserError, shown
 from hocket.core.modules import check_module
 from hocket.core.registry import Registry
 from hocket.core.seeds import seed_torch
+from hocket.optim.schedules import Own
 
 if TYPE_CHECKING:
     from hocket.kernels.models.family import Kernel
@@ -92,8 +93,8 @@ class Task:
     """Whether the rate falls linearly, to 0 at the end of the run."""
     momentum: float = 0.0
     optimizer: str = "sgd"
-    schedule: str = ""
-    """One of torch.optim.lr_scheduler, by name and options, if any."""
+    schedule: str | Own = ""
+    """One of torch.optim.lr_scheduler, by name and options, or a function that makes one, if any."""
     metrics: Mapping[str, Metric] | None = None
     """Several metrics by name, in place of one."""
     evaluate: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
@@ -140,6 +141,8 @@ class Task:
         for name in ("metric_name", "optimizer", "strategy", "schedule"):
             needed = name != "schedule"
             value = getattr(self, name)
+            if name == "schedule" and callable(value):
+                continue
             if not isinstance(value, str) or not value.isprintable() or (needed and not value.strip()):
                 raise UserError(f"Task.{name} must be text on one line; got {shown(value)}")
         if self.metric_name == "loss":
@@ -165,6 +168,10 @@ class Task:
         if self.metric is not accuracy or self.metric_name not in ("accuracy", first := next(iter(names))):
             raise UserError("Task.metrics takes the place of metric and metric_name; its first counts: leave those out")
         object.__setattr__(self, "metric_name", first)
+
+    @property
+    def own_schedule(self) -> Own | None:
+        return self.schedule if callable(self.schedule) else None
 
     @property
     def measures(self) -> dict[str, Metric]:
