@@ -202,6 +202,15 @@ def test_what_cannot_be_batched_is_said_in_one_line(model: Callable[[], nn.Modul
     assert trained(made, 16, "auto").verdict == "finished"
 
 
+@pytest.mark.parametrize("settings", [dict(accumulate=2), dict(autocast="bf16"), dict(layout="tensor=2")])
+def test_gradients_that_are_computed_in_other_ways(settings: dict[str, Any]) -> None:
+    made, (name,) = task(count=128), settings
+    with pytest.raises(UserError, match=f"batched=on: that does not go with {name}; use batched=off"):
+        trained(made, 8, "on", **settings)
+    training = prepare(RunSpec("", engine="sim", workers=16, **settings), made)
+    assert training.notes == (f"gradients are computed one by one: that does not go with {name}",)
+
+
 def test_measured_times_need_gradients_one_by_one() -> None:
     with pytest.raises(UserError, match="batched=off"):
         trained(task(), 2, "on", sim={"compute": "measured", "batched": "on"})

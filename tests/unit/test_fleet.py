@@ -80,6 +80,27 @@ def test_other_optimizers(optimizer: str) -> None:
     agree(*both(made, strategy="local-sgd:every=2", workers=4, optimizer=optimizer, lr=0.01, momentum=None))
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clipped": dict(clip=0.05),
+    "scheduled": dict(schedule="OneCycleLR:max_lr=0.2"),
+    "warmed up": dict(warmup=1.0, scale_lr=True),
+    "validated": dict(validation=0.3),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("text", ["allreduce", "local-sgd:every=3"])
+def test_other_settings(text: str, settings: str) -> None:
+    sim, fleet = both(task(epochs=3), strategy=text, workers=3, **SETTINGS[settings])
+    agree(sim, fleet)
+    assert fleet.test_metric == pytest.approx(sim.test_metric)
+
+
+def test_a_task_may_judge_the_whole_model_itself() -> None:
+    made = task(evaluate=lambda model, _: {"accuracy": float(next(model.parameters()).sum())})
+    agree(*both(made, strategy="local-sgd:every=3", workers=3))
+
+
 def test_each_replica_is_judged_on_request() -> None:
     sim, fleet = both(task(count=40), strategy="local-sgd:every=3", workers=4, own_metrics=True, steps=5)
     assert [w["own_metric"] for w in fleet.per_worker] == pytest.approx([w["own_metric"] for w in sim.per_worker])
@@ -139,6 +160,10 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "needs any-source": dict(strategy="server:mode=async"),
     "layers": dict(optimizer="lars"),
     "checkpoints": dict(checkpoint_every="1"),
+    "not compressed": dict(compress="int8"),
+    "does not go with accumulate": dict(accumulate=2),
+    "does not go with autocast": dict(autocast="bf16"),
+    "does not go with layout": dict(layout="tensor=2"),
     "without samples": dict(optimizer="adam", workers=3),
     "one by one": dict(sim={"compute": "measured"}),
     "no option of fleet": dict(sim={"cores": "2"}),
@@ -150,6 +175,11 @@ def test_refusals(why: str) -> None:
     with pytest.raises(UserError, match=why) as refused:
         fit(task(), **{"engine": "fleet", "workers": 4, "momentum": None} | REFUSALS[why])
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_of_no_worker_is_shown_to_nobody() -> None:
+    with pytest.raises(UserError, match=r"Task.on_step and on_epoch; use --engine sim"):
+        fit(task(on_step=print), engine="fleet", workers=4)
 
 
 @pytest.mark.parametrize("model", [norm, Looks])
