@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hocket.core.comm import Turns
 from hocket.core.errors import UserError
+from hocket.core.memory_use import keep_freed_memory
 from hocket.core.replica import Memory, Replica
 from hocket.drivers.captured import Call, captured
 from hocket.drivers.gradients import Ready, WholeModel
@@ -22,7 +23,7 @@ from hocket.tasks import SampleSet, Task
 
 ALIGNED = 16
 """Rows begin at multiples of so many elements, as vector instructions like it."""
-AT_ONCE, CACHED = 64, 2**20
+AT_ONCE, CACHED = 128, 2**20
 """Replicas in one call on the CPU, and parameters of all of them: of more, what is computed leaves the caches."""
 
 
@@ -40,6 +41,8 @@ class Rows:
         """The replica of this number. All have the layout of the first."""
         made = Replica(model, device, self._memory(row))
         if row == 0:
+            if made.x.device.type == "cpu":
+                keep_freed_memory()
             self._first, self._model, self._layout = made, made.model, made.layout(made.x)
             # What comes from a dataset comes anew each time, which a graph would not notice
             self._captures = made.x.device.type == "cuda" and isinstance(self._train.samples, tuple)
@@ -148,8 +151,9 @@ class Pending:
             by_length[self._asked[row].numel()].append(row)
         at_once = self.rows.at_once()
         for rows in by_length.values():
-            for at in range(0, len(rows), at_once):
-                some = rows[at : at + at_once]
+            portion = -(-len(rows) // -(-len(rows) // at_once))
+            for at in range(0, len(rows), portion):
+                some = rows[at : at + portion]
                 found = self.rows.gradients(some, torch.cat([self._asked[row] for row in some]))
                 self._losses.update(zip(some, found, strict=True))
         self._asked.clear()

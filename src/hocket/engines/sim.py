@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hocket.core.errors import CommError, UserError
+from hocket.core.memory_use import seldom_collecting
 from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
@@ -96,7 +97,8 @@ class Sim(Engine):
         may_share_a_thread = isinstance(main, Light) and self.compute != "measured"
         world = SimWorld(self, size, best_batons(size, may_share_a_thread=may_share_a_thread))
         world.begin()
-        return run_threads(world, main, listener)
+        with seldom_collecting():
+            return run_threads(world, main, listener)
 
 
 class SimWorld(World):
@@ -115,7 +117,7 @@ class SimWorld(World):
         self._workers = sim.workers or size
         self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]
         self._compute = [compute_model(sim.compute, rng) for rng in self.random]
-        self._measured = sim.compute == "measured"
+        self.measured = sim.compute == "measured"
         self._gradient: list[tuple[float, float] | None] = [None] * size  # under way: when it is done, what it costs
         self._slow = slowdowns(sim.stragglers, self._workers, size)
         self._cores = Cores(sim.cores) if 0 < sim.cores < size else None
@@ -222,7 +224,7 @@ class SimWorld(World):
     # What a World offers.
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return self._unmeasured() if self._measured else _HOLDS_THE_BATON
+        return self._unmeasured() if self.measured else _HOLDS_THE_BATON
 
     @contextmanager
     def _unmeasured(self) -> Iterator[None]:
@@ -265,12 +267,12 @@ class SimWorld(World):
         return SimClock(self, rank)
 
     def turns(self, rank: int) -> SimTurns | None:
-        return None if self._measured else SimTurns(self, rank)
+        return None if self.measured else SimTurns(self, rank)
 
     # What things cost.
 
     def charge(self, rank: int, share: float, done: float) -> None:
-        if self._measured:
+        if self.measured:
             self.settle(rank)
         else:
             self._charge_drawn(rank, share, done)
@@ -295,8 +297,8 @@ class SimWorld(World):
         return self._cores.take(self.now_s[rank], cost_s)
 
     def settle(self, rank: int) -> None:
-        """For measured compute times: pay for what this thread did since it last paid."""
-        if not self._measured:
+        """Where compute times are measured: pay for what this thread did since it last paid."""
+        if not self.measured:
             return
         if not self.free[rank] and not self._priced[rank]:
             took_s = time.thread_time() - self._counted_s[rank]
@@ -314,7 +316,7 @@ class SimWorld(World):
 
     def received(self, rank: int, envelope: Envelope) -> None:
         """A server sees to each message; where compute is measured, so is that."""
-        if rank >= self._workers and not self._measured and not self.free[rank] and not envelope.free:
+        if rank >= self._workers and not self.measured and not self.free[rank] and not envelope.free:
             passes_s = SERVER_PASSES * envelope.msg.nbytes * self.memory_byte_s
             self.now_s[rank] = self._done_s(rank, self._serve_s + passes_s)
 

@@ -19,7 +19,8 @@ class SimClock:
         self._world, self._rank = world, rank
 
     def now(self) -> float:
-        self._world.settle(self._rank)
+        if self._world.measured:
+            self._world.settle(self._rank)
         return self._world.now_s[self._rank]
 
     def common(self, at: float) -> float:
