@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+PYTEST := $(VENV)/bin/python -m pytest
+SPREAD := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .PHONY: install demo test test-slow check format clean
 
@@ -16,11 +18,13 @@ demo: install
 	@$(VENV)/bin/hocket demo
 
 test: install
-	$(VENV)/bin/python -m pytest
+	$(PYTEST) $(SPREAD)
 
-# Processes that are killed, and deadlines of seconds: what a busy moment of the machine broke gets a second try
+# In tests/real processes are killed, and deadlines are seconds: one at a time, and what a busy moment of the machine
+# broke gets a second try
 test-slow: install
-	$(VENV)/bin/python -m pytest -m slow || $(VENV)/bin/python -m pytest -m slow --last-failed --last-failed-no-failures none
+	$(PYTEST) -m slow --ignore tests/real $(SPREAD)
+	$(PYTEST) -m slow tests/real || $(PYTEST) -m slow tests/real --last-failed --last-failed-no-failures none
 
 check: install
 	$(VENV)/bin/ruff check .

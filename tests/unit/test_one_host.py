@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from leftovers import segments, vanish
 from tiny import on_threads
 from torch import Tensor
 
@@ -261,16 +262,12 @@ def test_ranks_that_do_different_things_are_told_so() -> None:
 
 
 def test_nothing_is_left_in_dev_shm() -> None:
-    def names() -> set[str]:
-        return {path.name for path in Path("/dev/shm").glob("hocket-*") if path.is_file()}
-
-    def main(rank: Rank) -> set[str]:
-        before = names() if rank.comm.rank == 0 else set()
+    def main(rank: Rank) -> set[Path]:
+        before = segments()
         memory = joined(rank)
         memory.barrier()
-        made = names() - before if rank.comm.rank == 0 else set()
+        made = segments() - before
         memory.barrier()
         return made
 
-    made = on_threads(main, 2)[0]
-    assert not made & names()
+    assert vanish(on_threads(main, 2)[0])

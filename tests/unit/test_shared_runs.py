@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import tiny
 import torch
+from leftovers import segments, vanish
 from torch import nn
 
 import hocket
@@ -228,10 +229,10 @@ def every_method(rank: Rank, argument: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["mpi", "torch"])
 def test_processes_learn_with_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    here = [*map(str, Path(__file__).parents[:2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(here))
     epochs = 2 * EPOCHS
-    before = set(Path("/dev/shm").glob("hocket-*"))
+    before = segments()
     plan = resolve(RunSpec("digits", strategy="mutex", workers=2, epochs=epochs), digits(), SAMPLES)
     program = Program("test_shared_runs:every_method", plan.to_json())
     ranks = engine.make(f"{name}:deadline=60").run(program, 2, Listener())
@@ -246,7 +247,7 @@ def test_processes_learn_with_every_method(name: str, monkeypatch: pytest.Monkey
         assert first["curve"][-1]["test_accuracy"] > 0.92  # in the simulator 0.96 to 0.98
         points = sorted(point["epoch"] for report in (first, second) for point in report["curve"])
         assert points == [float(epoch + 1) for epoch in range(epochs)], "whoever begins an epoch looks"
-    assert set(Path("/dev/shm").glob("hocket-*")) == before
+    assert vanish(segments() - before)
 
 
 # What is refused.

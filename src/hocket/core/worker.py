@@ -80,6 +80,11 @@ class Strategy(ABC):
         """
         return self.sharing(dim, workers)
 
+    @property
+    def threads_inside(self) -> int:
+        """Compiled threads of each worker, which train its replica together; 0 where a worker is one."""
+        return 0
+
     def check(self, workers: int) -> None:  # noqa: B027 - most strategies take any number of workers
         """Refuse options or a number of workers that cannot work, with one line that says what to do."""
 

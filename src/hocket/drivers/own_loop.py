@@ -42,6 +42,10 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     course = Course(session, plan, task, source, train, test.to(device), judged)
     optimizer = optim.make(plan.optimizer, replica, plan.lr, plan.momentum)
     schedule = Schedule(plan, optimizer, course.shards.steps, task.own_schedule)
+    if plan.compiled and plan.made_strategy.threads_inside:
+        from hocket.drivers.compiled_replicas import CompiledReplicas
+
+        return CompiledReplicas(course, task, train).run(optimizer, schedule)
     if plan.compiled:
         from hocket.drivers.compiled import CompiledWorkers  # Numba takes half a second to import
 

@@ -42,8 +42,9 @@ class Prefetched:
         self._batches: Iterator[Any] = iter(())
 
     def start(self, workers: Comm) -> None:
-        """Start the processes, one worker after the other: where workers are threads of one process, a fork while
-        another computes may leave a lock closed in the child for ever."""
+        """Start the processes, one worker after the other, when all have come: where workers are threads of one
+        process, a fork while another computes or seeds may leave a lock closed in the child for ever."""
+        workers.barrier()
         for rank in range(workers.size):
             if rank == workers.rank:
                 self._batches = iter(self._loader)

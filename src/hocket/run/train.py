@@ -42,7 +42,7 @@ from hocket.run.room import room
 from hocket.run.signals import Interrupts
 from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
-from hocket.strategies import strategy
+from hocket.strategies import Strategy, strategy
 from hocket.tasks import SampleSet, Task
 from hocket.tasks import task as task_registry
 from hocket.tasks.base import most_frequent
@@ -157,6 +157,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         text, reason = best_engine(plan.made_strategy.needs, compiled=plan.compiled, named=bool(spec.task))
     elif plan.compiled:
         reason = " (compiled workers)"
+    spec = _with_room(spec, plan.made_strategy)
     chosen = make_engine(spec, text, plan.training_ranks)
     device_of(plan.device, 0)
     _check_loaders(plan, train_samples)
@@ -180,13 +181,28 @@ def _workers(spec: RunSpec, text: str) -> int | None:
     return ranks - servers
 
 
+def _with_room(spec: RunSpec, wanted: Strategy) -> RunSpec:
+    """A worker of several threads needs more than one core."""
+    if max(wanted.threads, wanted.threads_inside) == 1 or spec.bind == "none":
+        return spec
+    if spec.bind == "core":
+        raise UserError(f"--bind core gives a worker one core, and those of {wanted.name} have several threads here")
+    return dataclasses.replace(spec, bind="none")
+
+
 def _is_compiled(driver: str, text: str, plan: Plan, task: Task, train: SampleSet) -> bool:
     """Whether the workers run compiled: if that was asked for, and in shared memory wherever they can."""
     if plan.layout and driver == "compiled":
         raise UserError("compiled workers have whole models; leave --layout out, or use --driver pytorch")
-    if plan.layout or driver == "pytorch" or (driver == "auto" and "shared-memory" not in plan.made_strategy.needs):
+    wanted = plan.made_strategy
+    if wanted.threads_inside and (plan.layout or driver == "pytorch" or not isinstance(plan.made_compressor, Identity)):
+        raise UserError(f"{wanted.name}: hogwild threads are compiled, and have whole models: leave hogwild out")
+    by_itself = "shared-memory" in wanted.needs or wanted.threads_inside
+    if plan.layout or driver == "pytorch" or (driver == "auto" and not by_itself):
         return False
     why_not = _why_not_compiled(text, plan, task, train)
+    if why_not and wanted.threads_inside:
+        raise UserError(f"{why_not}; leave hogwild out")
     if why_not and driver == "compiled":
         raise UserError(f"{why_not}; use --driver pytorch")
     return not why_not
@@ -194,8 +210,9 @@ def _is_compiled(driver: str, text: str, plan: Plan, task: Task, train: SampleSe
 
 def _why_not_compiled(text: str, plan: Plan, task: Task, train: SampleSet) -> str:
     """Empty if the workers can run compiled on an engine; one without a name is still to be chosen."""
-    if text and not engine_class(text).runs_compiled:
-        able = " or ".join(name for name in engine if engine[name].runs_compiled)
+    inside = bool(plan.made_strategy.threads_inside)
+    if text and not _runs_compiled(engine_class(text), inside):
+        able = " or ".join(name for name in engine if _runs_compiled(engine[name], inside))
         return f"compiled workers run on engine {able}, not on {text}"
     if plan.made_strategy.compiled_sharing(1, plan.workers) is None:
         return f"strategy {plan.made_strategy.name} has no compiled workers"
@@ -208,6 +225,11 @@ def _why_not_compiled(text: str, plan: Plan, task: Task, train: SampleSet) -> st
         beside = "warm-up, schedule, clipping, accumulation, autocast, loaders or callbacks"
         return f"compiled workers take steps of plain sgd on the CPU, without {beside}"
     return f"task {Path(plan.task).name or 'task'} has no compiled form: Hocket compiles perceptrons and its own models"
+
+
+def _runs_compiled(kind: type[Engine], inside: bool) -> bool:
+    """Whether an engine has compiled workers; threads inside a worker run wherever time is real."""
+    return not kind.virtual_time if inside else kind.runs_compiled
 
 
 def _check_loaders(plan: Plan, train: SampleSet) -> None:

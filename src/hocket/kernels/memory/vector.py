@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -85,9 +86,19 @@ class MappedVector:
         vector._current()[:] = x.detach().numpy()
         return vector
 
+    @classmethod
+    def around(cls, sharing: Sharing, x: Tensor) -> MappedVector:
+        """A vector that lies where it is, for threads of one process that write it in place."""
+        assert sharing.method == "hogwild" and not sharing.copies, "others need rows beside it"
+        vector = cls.create(replace(sharing, dim=1), x[:1])
+        vector.rows = x.detach().numpy()[None]
+        return vector
+
     def seen_by(self, worker: int) -> MappedVector:
         """The same vector, as another worker in this process sees it."""
-        return MappedVector(self._block, self.sharing, worker)
+        seen = MappedVector(self._block, self.sharing, worker)
+        seen.rows = self.rows
+        return seen
 
     @property
     def version(self) -> int:

@@ -328,11 +328,11 @@ class DenseWorker(KernelWorker):
 
     loop: ClassVar[Any] = staticmethod(dense_loop)
 
-    def __init__(self, kernel: DenseKernel, index: int, batch: int, momentum: float) -> None:
+    def __init__(self, kernel: DenseKernel, batch: int, momentum: float) -> None:
         units = batch * int(kernel.data.plan[-1, AFTER] + kernel.data.plan[-1, OUT])
         values, deltas, g = (np.zeros(size, np.float32) for size in (units, units, kernel.dim))
         self._velocity = np.zeros(kernel.dim if momentum else 0, np.float32)
-        super().__init__(kernel, index, batch, DenseWork(values, deltas, g, float(momentum), self._velocity))
+        super().__init__(kernel, batch, DenseWork(values, deltas, g, float(momentum), self._velocity))
 
     def kept(self) -> dict[str, Tensor]:
         return {"velocity": torch.from_numpy(self._velocity)}
@@ -372,7 +372,7 @@ class DenseKernel(Kernel):
         return cls(widths, inputs, targets)
 
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> DenseWorker:
-        return DenseWorker(self, index, batch, momentum)
+        return DenseWorker(self, batch, momentum)
 
     def running(self) -> AbstractContextManager[Any]:
         """One BLAS thread a worker, or the speed-up over one worker is fake."""

@@ -132,4 +132,4 @@ class FactorKernel(Kernel):
 
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> FactorWorker:
         assert momentum == 0
-        return FactorWorker(self, index, batch, Touched.empty(batch * 2 * (self.data.rank + 1)))
+        return FactorWorker(self, batch, Touched.empty(batch * 2 * (self.data.rank + 1)))

@@ -96,8 +96,8 @@ class KernelWorker:
     falls: ClassVar[bool] = False
     """Whether the loop can let the rate fall from batch to batch, so that nobody has to meet for that."""
 
-    def __init__(self, kernel: Kernel, index: int, batch: int, work: NamedTuple) -> None:
-        self.index, self.batch = index, batch
+    def __init__(self, kernel: Kernel, batch: int, work: NamedTuple) -> None:
+        self.batch = batch
         self._kernel, self._work = kernel, work
         self._copy: Near | None = None
         self.log = Log.empty(0)
@@ -119,15 +119,15 @@ class KernelWorker:
         if self._copy is None and shared.control[EVERY] > 1:
             self._copy = Near.copy(self._kernel.dim)
         log = Log.empty(-(-len(order) // self.batch))
-        spread_out(self.index, int(shared.control[WORKERS]))
-        vector = CompiledVector(shared.control, shared.rows, self.index)
+        spread_out(shared.worker, int(shared.control[WORKERS]))
+        vector = CompiledVector(shared.control, shared.rows, shared.worker)
         taken, end = self.loop(*self._given(vector, order, lr, log))
         self.log = log.first(taken)
         return int(end)
 
     def compile(self) -> None:
         """Compile the loop, or load it from the cache, without running it."""
-        vector = CompiledVector(np.zeros(1, np.int64), np.zeros((1, 1), np.float32), self.index)
+        vector = CompiledVector(np.zeros(1, np.int64), np.zeros((1, 1), np.float32), 0)
         given = self._given(vector, np.zeros(0, np.int64), 0.1, Log.empty(0))
         self.loop.compile(tuple(numba.typeof(value) for value in given))
 
@@ -149,7 +149,11 @@ class Kernel(ABC):
 
     @abstractmethod
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> KernelWorker:
-        """A worker's state, for the whole run."""
+        """A worker's state, for the whole run. Workers with another number draw other random numbers."""
+
+    def hot(self, share: float) -> list[slice]:
+        """Where the rows lie that change most often, if it is known: that share of them."""
+        return []
 
     def compile(self) -> None:
         """Compile what a run needs, so that its time can be shown and left out."""

@@ -7,6 +7,7 @@ their scores are one product of two small matrices, and the updates of inputs an
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -356,6 +357,12 @@ class SkipGramKernel(Kernel):
         self.data = WordData(text, words, dim, (1 / (1 + np.exp(-scores))).astype(np.float32))
         self.samples, self.dim, self._seed = text.pieces, 2 * words * dim, seed
 
+    def hot(self, share: float) -> list[slice]:
+        """The most frequent words come first."""
+        words, dim = self.data.words, self.data.dim
+        end = math.ceil(share * words) * dim
+        return [slice(0, end), slice(words * dim, words * dim + end)] if end else []
+
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> SkipGramWorker:
         assert momentum == 0
         text, words, dim, _ = self.data
@@ -373,4 +380,4 @@ class SkipGramKernel(Kernel):
             Touched.empty(2 * seats * dim),  # no memory until it is written
             np.zeros(1, np.float32),
         )
-        return SkipGramWorker(self, index, batch, work)
+        return SkipGramWorker(self, batch, work)

@@ -240,4 +240,4 @@ class SparseKernel(Kernel):
         assert momentum == 0
         touched = Touched.empty(batch * int(self.data.lengths.max()) + 1)
         work = SparseWork(np.zeros(batch, np.float32), np.zeros(batch, np.int64), touched)
-        return SparseWorker(self, index, batch, work)
+        return SparseWorker(self, batch, work)
