@@ -18,7 +18,7 @@ from hocket.drivers import batched
 from hocket.drivers.batched import Pending, Rows
 from hocket.drivers.gradients import WholeModel
 from hocket.engines import batons
-from hocket.run import room
+from hocket.run import batching, room
 from hocket.run.spec import RunSpec
 from hocket.run.train import prepare
 from hocket.strategies import strategy
@@ -252,11 +252,20 @@ def test_a_thousand_replicas_of_the_mnist_perceptron_fit_in_8_gb() -> None:
     assert 1024 * room.VECTORS * 4 * model.values.numel() < 8e9
 
 
-@pytest.mark.parametrize(("model", "data", "batch"), [(cnn, pictures, 4), (mlp, points, 2**18 // 75 + 1)])
-def test_where_it_gains_nothing_it_is_left_alone(model: Callable[[], nn.Module], data: Any, batch: int) -> None:
-    made = task(model, data, count=16 * batch, batch=batch)
-    training = prepare(RunSpec("", engine="sim", workers=16), made)
-    assert "no faster in batches" in training.notes[0] and not training.plan.batched
+def test_a_large_model_is_left_alone() -> None:
+    batch = 2**18 // 75 + 1
+    training = prepare(RunSpec("", engine="sim", workers=16), task(count=16 * batch, batch=batch))
+    assert "of this size is no faster in batches" in training.notes[0] and not training.plan.batched
+
+
+@pytest.mark.parametrize(("share", "batched"), [(0.7, True), (0.9, False)])
+def test_the_clock_decides(share: float, batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients in one call take this share of what they take one by one."""
+    monkeypatch.setattr(batching, "_seconds", lambda call: share if call.__name__ == "all_at_once" else 1.0)
+    training = prepare(RunSpec("", engine="sim", workers=16), task(count=80))
+    assert training.plan.batched == batched
+    told = "gradients are computed one by one: this model is no faster in batches on the CPU"
+    assert training.notes == (() if batched else (told,))
 
 
 @pytest.mark.parametrize("name", ["local-sgd", "server:mode=async", "gossip:kind=adpsgd"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +27,12 @@ from hocket.tasks import SampleSet, Task
 FEWEST = 8
 """Workers for which it is worth it: a batched call costs as much as three gradients before it does anything."""
 WORTH = 2**18
-"""Parameters times samples of a batch, up to which it is faster on the CPU: beyond, arithmetic is what takes time."""
+"""Parameters times samples of a batch, up to which it can be faster on the CPU: beyond, arithmetic takes the time."""
+GAIN = 0.8
+"""It must take less than this share of the time of single gradients: where both take about as long, two runs with one
+seed would now decide this way, now the other."""
+TIMED, ROUNDS = 32, 3
+"""Replicas that it is timed with on the CPU, and how often."""
 TRIED = 2
 """Replicas that it is tried out with."""
 
@@ -41,7 +47,9 @@ def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[
     if wanted == "off" or (wanted == "auto" and plan.workers < FEWEST):
         return plan, ""
     with _no_loops(wanted == "auto"):
-        why_not = (_no_gain(plan, task) if wanted == "auto" else "") or _why_not(plan, task, train)
+        why_not = (_too_large(plan, task) if wanted == "auto" else "") or _why_not(plan, task, train)
+        if not why_not and wanted == "auto" and plan.device == "cpu":
+            why_not = _no_gain(plan, task, train)
     if why_not and wanted == "on":
         raise UserError(f"batched=on: {why_not}; use batched=off")
     if why_not:
@@ -49,16 +57,51 @@ def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[
     return dataclasses.replace(plan, batched=True), ""
 
 
-def _no_gain(plan: Plan, task: Task) -> str:
-    """Why it would not be faster on the CPU: what costs there is the arithmetic, not the calls. Empty if it would."""
-    if plan.device != "cpu":
-        return ""
-    model = task.build_model(plan.seed)
-    if any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()):
-        return "convolutions are no faster in batches on the CPU"
-    if sum(p.numel() for p in model.parameters()) * plan.batch > WORTH:
+def _too_large(plan: Plan, task: Task) -> str:
+    """Why it cannot be faster on the CPU: what costs there is the arithmetic, not the calls. Empty if it can."""
+    parameters = sum(p.numel() for p in task.build_model(plan.seed).parameters())
+    if plan.device == "cpu" and parameters * plan.batch > WORTH:
         return "a model of this size is no faster in batches on the CPU"
     return ""
+
+
+def _no_gain(plan: Plan, task: Task, train: SampleSet) -> str:
+    """Why it is not faster on the CPU, by the clock. Empty if it is."""
+    with seeded(plan.seed), _one_thread():
+        count = min(plan.workers, TIMED)
+        rows = Rows(task, train, count)
+        single = WholeModel(task, rows.replica(0, task.build_model(plan.seed), torch.device("cpu")), train)
+        rows.stack()
+        index = torch.arange(count * plan.batch) % len(train)
+
+        def all_at_once() -> None:
+            rows.gradients(range(count), index)
+
+        def one_by_one() -> None:
+            for part in torch.split(index, plan.batch):
+                single.compute(part)
+
+        took_s = [(_seconds(all_at_once), _seconds(one_by_one)) for _ in range(1 + ROUNDS)][1:]  # the first warms up
+    if min(together for together, _ in took_s) < GAIN * min(alone for _, alone in took_s):
+        return ""
+    return "this model is no faster in batches on the CPU"
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    began_s = time.thread_time()  # what others do on this machine must not decide
+    call()
+    return time.thread_time() - began_s
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As the ranks will have it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
