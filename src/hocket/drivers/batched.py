@@ -7,8 +7,9 @@ earlier in virtual time, which ask for theirs, and then computes all that are pe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class Rows:
             # What comes from a dataset comes anew each time, which a graph would not notice
             self._captures = made.x.device.type == "cuda" and isinstance(self._train.samples, tuple)
             self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
+            self._slots = list(_slots(made.model, {*self._layout, *self._statistics}))
         return made
 
     def _memory(self, row: int) -> Memory:
@@ -60,8 +62,15 @@ class Rows:
         return give
 
     def _loss(self, tensors: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        output = torch.func.functional_call(self._model, tensors, (inputs,))
-        return self._task.loss(output, targets)
+        # What torch.func.functional_call does, in a tenth of the time
+        own = [place[key] for place, key, _ in self._slots]
+        for place, key, name in self._slots:
+            place[key] = tensors[name]
+        try:
+            return self._task.loss(self._model(inputs), targets)
+        finally:
+            for (place, key, _), tensor in zip(self._slots, own, strict=True):
+                place[key] = tensor
 
     def stack(self) -> Stack:
         """All replicas as one."""
@@ -105,6 +114,16 @@ class Rows:
         if not in_a_row:
             whole[chosen] = gradient
         return losses.detach()
+
+
+def _slots(model: nn.Module, names: set[str]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Where modules hold the tensors of these names; one that several modules share has several places."""
+    named: dict[int, str] = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers()) if n in names}
+    for module in model.modules():
+        for place in (module._parameters, module._buffers):
+            for key, tensor in place.items():
+                if id(tensor) in named:
+                    yield place, key, named[id(tensor)]
 
 
 def _stacked(matrix: Tensor, place: Tensor) -> Tensor:

@@ -232,23 +232,21 @@ class LocalComm:
         return finish
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
-        self._all_reduce(x.detach(), op)()
+        x = x.detach() if x.requires_grad else x
+        x.copy_(self._sum(x, op)())
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
         # What was brought is read when the last rank arrives; until then the caller may not change it,
         # and this rank's result is only written when it waits.
-        return Deferred(self._all_reduce(x.detach(), op))
+        x = x.detach()
+        finish = self._sum(x, op)
+        return Deferred(lambda: _assign(x, finish()))
 
-    def _all_reduce(self, x: Tensor, op: Op) -> Callable[[], None]:
+    def _sum(self, x: Tensor, op: Op) -> Callable[[], Tensor]:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return [reduce_in_order(parts, op)] * self.size
 
-        finish = self._meet("all_reduce", x, _nbytes(x), combine)
-
-        def assign() -> None:
-            x.copy_(finish())
-
-        return assign
+        return self._meet("all_reduce", x, _nbytes(x), combine)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         def combine(parts: list[Tensor]) -> list[Tensor]:
