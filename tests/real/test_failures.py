@@ -21,7 +21,7 @@ from hocket.engines.engine import first_failure
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
-ALL = list(engine)
+ALL = [name for name in engine if not engine[name].drives_all]
 PROCESSES = ["mpi", "torch"]
 LAUNCHER = str(Path(sys.executable).parent / "mpiexec")
 REAL_TIME = ["mpi", "torch", "threads"]

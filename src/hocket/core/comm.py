@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -104,6 +104,19 @@ Tell = Callable[[str, dict[str, Any], bytes], None]
 """Sends one record (kind, JSON values, bytes) to where the run was started."""
 
 
+T = TypeVar("T")
+
+
+class Turns(Protocol):
+    """For ranks of one process that take turns in virtual time: one may do the work of all."""
+
+    def common(self, make: Callable[[], T]) -> T:
+        """What all ranks have in common: made by the first that asks."""
+
+    def let_earlier_run(self) -> None:
+        """Until every rank that is earlier in virtual time waits for something."""
+
+
 @dataclass
 class Rank:
     """One rank's place in a run: what an engine hands to the program it starts."""
@@ -118,6 +131,8 @@ class Rank:
     """Where the rank hears that the run shall be saved, or end."""
     engine: str = ""
     """What its engine is called, for the record."""
+    turns: Turns | None = None
+    """None where ranks run at the same time, or in other processes."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

@@ -42,6 +42,14 @@ class Part:
     """Share of the gradient that is complete with it."""
 
 
+Memory = Callable[[str, int, torch.dtype, torch.device], Tensor]
+"""Gives a replica the memory that it lies in: zeros for its `block` or its `gradient`, of a length."""
+
+
+def own_memory(purpose: str, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(length, dtype=dtype, device=device)
+
+
 class Replica:
     """A model whose trainable parameters and floating-point buffers lie in one block.
 
@@ -53,7 +61,7 @@ class Replica:
     and `collect` hold equal to their part of the block.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+    def __init__(self, model: nn.Module, device: torch.device | None = None, memory: Memory = own_memory) -> None:
         check_module(model)
         self.model = model.to(device) if device is not None else model
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -69,9 +77,9 @@ class Replica:
         n = sum(p.numel() for p in self.parameters)
         m = sum(b.numel() for b in buffers)
         self._shapes: list[Shape] = [(p.shape, strides_of(p)) for p in self.parameters]
-        block = torch.zeros(n + m + 1, dtype=dtype, device=place)
+        block = memory("block", n + m + 1, dtype, place)
         self.values, self.x, self.buffers, self.count = block[:-1], block[:n], block[n:-1], block[-1:]
-        gradient = torch.zeros(n + 1, dtype=dtype, device=place)
+        gradient = memory("gradient", n + 1, dtype, place)
         self.g, self.gradient_count = gradient[:-1], gradient[-1:]
         self.grads = list(self._views(self.g))
         self.places = list(self._views(self.x))

@@ -22,9 +22,17 @@ def stream(seed: int, purpose: str, *numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def seed_torch(seed: int) -> None:
+    """As `torch.manual_seed`, which takes a millisecond to remember the seed for a GPU that is not there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the generators that user code draws from: of torch, NumPy and Python."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 

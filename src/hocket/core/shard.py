@@ -39,10 +39,10 @@ class Shards:
 
     def batch(self, epoch: int, step: int, share: int) -> Tensor:
         """The sample numbers of one worker's share of a step."""
-        whole = self.global_batch(self.order(epoch), step)
-        if len(whole) == self._workers * self._batch:
-            return whole[share * self._batch : (share + 1) * self._batch]
-        return whole.tensor_split(self._workers)[share]
+        first, samples = step * self._workers * self._batch, self.step_samples(step)
+        least, more = divmod(samples, self._workers)  # the first get one more
+        begin = first + share * least + min(share, more)
+        return self.order(epoch)[begin : begin + least + (share < more)]
 
     def epoch(self, epoch: int, rank: int) -> list[Tensor]:
         """The sample numbers of each of this rank's batches."""

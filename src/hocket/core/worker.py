@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -158,7 +158,7 @@ class Worker:
         """Named, shaped views of a flat vector, for what needs shapes."""
         self.staleness: Counter[int] = Counter()
         """How many updates had which staleness."""
-        self.rng = torch.Generator().manual_seed(stream(seed, "strategy", self.rank))
+        self._seed = seed
         self.common_rng = torch.Generator().manual_seed(stream(seed, "strategy"))
         """Draws the same on every worker, for what all must agree on without asking."""
         self.on_part: Callable[[Part], None] | None = None
@@ -176,6 +176,11 @@ class Worker:
         self._shared: SharedVector | None = None
         self._optimizer = optimizer
         self._optimizer_step = optimizer_step
+
+    @cached_property
+    def rng(self) -> torch.Generator:
+        """This worker's own randomness."""
+        return torch.Generator().manual_seed(stream(self._seed, "strategy", self.rank))
 
     def keep(self, name: str, value: T) -> T:
         """Give a name to what outlives a step: a tensor, a container or a `State`, changed in place from now on.

@@ -20,7 +20,7 @@ from hocket.core.shard import Shards
 from hocket.core.weight import Weight
 from hocket.drivers.checkpoint import Checkpoint, pack, read
 from hocket.drivers.fitting import check, for_workers
-from hocket.drivers.gradients import Gradients, Ready
+from hocket.drivers.gradients import Gradients
 from hocket.drivers.judge import Judge, Score, finite, mean_replica
 from hocket.drivers.ledger import Ledger
 from hocket.drivers.plan import Cadence, Plan
@@ -127,14 +127,15 @@ class Course:
         self.status.stop()
         began = clock.now()
         index = self.shards.batch(epoch, step, share)
-        samples = len(index)
+        samples = index.numel()  # len() of a tensor takes a microsecond
         self.schedule.set(epoch * self.shards.steps + step + 1)
         worker.coming.weight = Weight(samples, self.shards.step_samples(step))
-        loss = self.gradients.compute(index, self._ready(samples / self._piece))
+        if worker.on_part is None:
+            # Before it is computed: by then, who is earlier in virtual time can have asked for one too.
+            clock.charge(self.gradients.work * samples / self._piece)
+        loss = self._compute(index, samples / self._piece)
         if self._clips:
             optim.clip(self.gradients.replica.g, self._clips)
-        if worker.on_part is None:
-            clock.charge(self.gradients.work * samples / self._piece)
         if self._draws_the_two_ways:
             ended = clock.now()
             back = began + FORWARD * (ended - began)
@@ -146,6 +147,24 @@ class Course:
         self.session.step(worker.coming)
         if self._task.on_step is not None and loss is not None:
             self._task.on_step(self._progress(epoch + (step + 1) / self.shards.steps, float(loss)))
+
+    def _compute(self, index: Tensor, share: float) -> Tensor | None:
+        """The gradient; a strategy that sends parts of it hears of them as they are complete."""
+        listener, replica = self.session.worker.on_part, self.gradients.replica
+        if listener is None:
+            return self.gradients.compute(index, None)
+
+        def ready(part: Part) -> None:
+            self.clock.charge(share, part.done)
+            listener(part)
+
+        if self.rank.turns is None:
+            return self.gradients.compute(index, ready)
+        # Virtual time does not ask when it was computed, and nobody's turn may end in the middle of backward
+        loss = self.gradients.compute(index, None)
+        for part in replica.parts:
+            ready(part)
+        return loss
 
     def upcoming(self) -> Iterator[Tensor]:
         """What `train_on` will ask for, from the next step on, where workers go in step."""
@@ -179,18 +198,6 @@ class Course:
             self.gradients.replica.model,
             judged,
         )
-
-    def _ready(self, share: float) -> Ready | None:
-        """For a strategy that sends parts of a gradient while the rest is computed."""
-        listener = self.session.worker.on_part
-        if listener is None:
-            return None
-
-        def ready(part: Part) -> None:
-            self.clock.charge(share, part.done)
-            listener(part)
-
-        return ready
 
     # Judging
 

@@ -13,7 +13,7 @@ import torch
 
 from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
 from hocket.drivers.split_model import check_layout
@@ -43,6 +43,8 @@ def join(
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
+    if not isinstance(strategy, str):
+        raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
     chosen = strategies.make(strategy)
     compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
@@ -97,8 +99,7 @@ def _say_why(rank: Rank, error: BaseException) -> None:
 
 def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
     """This process's or thread's place, and how to end all ranks where nobody else would."""
-    found: Rank | None = getattr(current, "rank", None)
-    if found is not None:
+    if (found := current.get()) is not None:
         return found, None
     world = ThreadWorld(1, deadline)
 

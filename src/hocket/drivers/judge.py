@@ -143,10 +143,14 @@ class Judge:
         distance = {"consensus_distance": apart}
         if not self._of_each or apart == 0:
             return distance
-        with self._gradients.replica.holding(values):
-            score = self._alone()
+        metric = self.own_metric(values)
         self._workers.barrier()
-        return distance | {"own_metric": finite(score.metric)}
+        return distance | {"own_metric": metric}
+
+    def own_metric(self, values: Tensor) -> float | None:
+        """How good a replica with these values is by itself, in the end."""
+        with self._gradients.replica.holding(values):
+            return finite(self._alone().metric)
 
 
 def distance_from_mean(values: Tensor, workers: Comm, portion: Portion) -> float | None:

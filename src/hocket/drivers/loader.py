@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from hocket.core.comm import Counter
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, shown
 from hocket.core.seeds import seeded, stream
 from hocket.core.shard import Shards
 
@@ -125,10 +126,15 @@ class ShardLoader(DataLoader[Any]):
     """A DataLoader that says how many samples each batch counts for, and can begin in the middle of an epoch."""
 
     def __init__(
-        self, counts: Counts, dataset: Dataset[Any], sampler: ShardSampler, workers: int, options: dict[str, Any]
+        self, counts: Counts, dataset: Dataset[Any], sampler: ShardSampler, seed: int, options: dict[str, Any]
     ) -> None:
+        # A DataLoader draws a number for each pass: the model's generator must not hear of it, as a run that goes on in
+        # the middle of an epoch begins one pass more.
+        self._own_generator = None if options.get("generator") else torch.Generator()
+        if self._own_generator:
+            options["generator"] = self._own_generator
         super().__init__(dataset, batch_sampler=sampler, **options)
-        self._counts, self._shard_sampler = counts, sampler
+        self._counts, self._shard_sampler, self._seed = counts, sampler, seed
         self._step = self._given = 0
         self._goes_on = False
         self._tickets: Tickets | None = None
@@ -149,6 +155,8 @@ class ShardLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is this epoch's."""
+        if not isinstance(epoch, int) or epoch < 0:
+            raise UserError(f"set_epoch takes a whole number from 0 on, got {shown(epoch)}")
         if not (self._goes_on and self._shard_sampler.epoch == epoch):
             self._goes_on = False
             self._shard_sampler.epoch = epoch - 1
@@ -165,6 +173,8 @@ class ShardLoader(DataLoader[Any]):
         if not self._goes_on:
             sampler.epoch, self._step = sampler.epoch + 1, 0
         self._goes_on, sampler.first = False, self._step
+        if self._own_generator is not None:
+            self._own_generator.manual_seed(stream(self._seed, "loading", max(sampler.epoch, 0)))
         if training and self._tickets is None:
             self._tickets = self._counts.tickets(self._given)
         sampler.tickets = self._tickets if training else None
@@ -244,6 +254,12 @@ def make_loader(
     """A worker's loader; what no loader can do is refused in one line."""
     if "batch_sampler" in options:
         raise UserError("team.shard makes the batches itself; give it a sampler and batch_size, not a batch_sampler")
+    if isinstance(dataset, DataLoader):
+        raise UserError("team.shard makes the DataLoader: give it the dataset, and batch_size, sampler and so on")
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+        raise UserError(f"team.shard: batch_size must be a whole number, got {shown(batch_size)}")
+    if unknown := options.keys() - inspect.signature(DataLoader).parameters.keys():
+        raise UserError(f"team.shard: a DataLoader has no option {min(unknown)}")
     if isinstance(dataset, IterableDataset):
         return _stream_loader(counts, dataset, batch_size, workers, rank, options)
     if not hasattr(dataset, "__len__"):
@@ -260,7 +276,8 @@ def make_loader(
             f"batch_size must be between 1 and a worker's shard of {samples // workers} samples, got {batch_size}"
         )
     shards = OwnShards(dataset, workers, batch_size, seed, sampler, bool(shuffle), bool(drop_last))
-    return ShardLoader(counts, dataset, ShardSampler(shards, workers, rank, batch_size), workers, options)
+    mine = ShardSampler(shards, workers, rank, batch_size)
+    return ShardLoader(counts, dataset, mine, stream(seed, "loader", rank), options)
 
 
 def _stream_loader(

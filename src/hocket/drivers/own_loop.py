@@ -12,6 +12,7 @@ from hocket import optim
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.drivers.batched import BatchedModel
 from hocket.drivers.course import Course
 from hocket.drivers.feed import Pool
 from hocket.drivers.from_pool import FromPool
@@ -33,7 +34,7 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     """One rank's part in a run: the first are workers, those behind them servers."""
     if rank.comm.rank >= plan.training_ranks:
         return serve_rank(rank, plan, task)
-    device = device_of(plan.device, rank.comm.rank)
+    device = device_of(plan.device, 0 if plan.batched else rank.comm.rank)
     train, validation = held_back(plan, task, train)
     session, source = _source(rank, plan, task, train.to(device), device)
     replica = source.replica
@@ -86,9 +87,11 @@ def _source(
         mesh = Mesh(rank.comm, plan.made_layout)
         session = _session(seat(rank, mesh), plan, device, mesh.everyone)
         return session, split_gradients(session, mesh, plan, task, train, device)
-    session = _session(rank, plan, device)
-    replica = Replica(task.build_model(plan.seed), device)
-    return session, WholeModel(task, replica, train, piece=plan.piece, autocast=plan.autocasts)
+    session, model = _session(rank, plan, device), task.build_model(plan.seed)
+    if plan.batched:
+        assert rank.turns is not None, "only where ranks take turns"
+        return session, BatchedModel(task, train, plan.workers, rank.comm.rank, model, device, rank.turns)
+    return session, WholeModel(task, Replica(model, device), train, piece=plan.piece, autocast=plan.autocasts)
 
 
 def _session(rank: Rank, plan: Plan, device: torch.device, everyone: Comm | None = None) -> Session:

@@ -103,6 +103,8 @@ class Plan:
     """The checkpoint to go on from; empty is a new start."""
     compiled: bool = False
     """Whether the workers run compiled, outside Python."""
+    batched: bool = False
+    """Whether the gradients of many workers are computed in one call."""
     compress: str = "none"
     timeline: bool = False
     layout: str = ""

@@ -27,6 +27,7 @@ class Schedule:
         self._warmup_steps = plan.warmup * steps_per_epoch
         self._decay = plan.lr_decay
         self._rates = rates_of(plan, steps_per_epoch, own)
+        self._changes = bool(plan.lr_falls or self._warmup_steps or self._rates) or plan.lr_decay != 1
         self._now: dict[str, Any] = {}
         self._falls_over = plan.steps if plan.lr_falls else math.inf
         self.held = max(plan.steps // RATES, 1) if plan.lr_falls else plan.steps
@@ -50,6 +51,8 @@ class Schedule:
 
     def set(self, step: int) -> None:
         """Give the optimizer the rate of this step."""
+        if self._now and not self._changes:
+            return
         now = self._all_at(step)
         if now != self._now:
             self._now = now

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.comm import Comm, Op
-from hocket.core.errors import CommError, UserError
+from hocket.core.errors import CommError, UserError, shown
 from hocket.drivers.checkpoint import pack_state, unpack_state
 
 V = TypeVar("V")
@@ -51,12 +51,17 @@ class Talk(ABC):
         """The sum (or `mean`, `max`, `min`) of all workers' values: a tensor, in place, or a number. They meet."""
         with self.named("all_reduce"):
             if isinstance(value, Tensor):
+                if op == "mean" and not (value.is_floating_point() or value.is_complex()):
+                    raise UserError(f"team.all_reduce: the mean of {value.dtype} is none; make it floating-point first")
                 _in_place(value, lambda x: self.comm.all_reduce(x, op))
                 return value
-            number = torch.tensor([value], dtype=torch.float64)
+            if not isinstance(value, (int, float)):
+                raise UserError(f"team.all_reduce takes a tensor or a number, got {shown(value)}; see team.gather")
+            whole = isinstance(value, int) and op != "mean"
+            number = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
             self.comm.all_reduce(number, op)
-            found: Any = float(number)
-            return int(found) if isinstance(value, int) and op != "mean" else found  # type: ignore[return-value]
+            found: Any = number.item()
+            return found  # type: ignore[no-any-return]
 
     def gather(self, value: V) -> list[V]:
         """Every worker's value, in order of rank, on every worker: tensors, numbers, text, lists, dicts. They meet."""

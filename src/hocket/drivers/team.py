@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from hocket.compress import Compressor, Identity
 from hocket.core.comm import Comm, Counter, Rank
-from hocket.core.errors import CommError, UserError
+from hocket.core.errors import CommError, UserError, shown
 from hocket.core.replica import Replica
 from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
@@ -107,6 +107,10 @@ class Team(Talk):
                 f"servers serve one model: with strategy {self._strategy.name}, team.prepare takes one model and one "
                 f"optimizer, once; use another strategy for several"
             )
+        given: tuple[Any, Any] = (model, optimizer)  # whatever it was annotated as
+        if not isinstance(given[0], nn.Module) or not isinstance(given[1], torch.optim.Optimizer):
+            got = f"{type(model).__name__} and {type(optimizer).__name__}"
+            raise UserError(f"team.prepare takes a model and its optimizer, in this order; got {got}")
         if any(model is one.model or optimizer is one.optimizer for one in self._prepared):
             raise UserError("team.prepare has this model or optimizer already; call it once for each pair")
         check_optimizer(model, optimizer, servers=self._strategy.server_ranks())
@@ -145,7 +149,7 @@ class Team(Talk):
             placed = split_for_a_loop(mesh, within, model, optimizer)
         return Prepared(session, placed.replica, placed.portion, optimizer, within)
 
-    def shard(self, dataset: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
+    def shard(self, dataset: Any, batch_size: int = 1, **options: Any) -> DataLoader[Any]:
         """A DataLoader over this worker's part of the data, shuffled anew each epoch.
 
         `batch_size` is each worker's. `shuffle=False`, `drop_last=True` and `sampler` mean what they mean to a
@@ -188,6 +192,8 @@ class Team(Talk):
 
         The norm that it returns is filled in by `optimizer.step()`.
         """
+        if not max_norm >= 0:
+            raise UserError(f"team.clip_grad_norm_: max_norm must be 0 or more, got {shown(max_norm)}")
         chosen: list[Any] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         for one in self._prepared:
             if one.holds([p for p in chosen if p.requires_grad]):
@@ -331,6 +337,8 @@ class Team(Talk):
         for one in self._prepared:
             one.end()
         self._outcome.end(self._prepared, before, self._loaders)
+        if self._counter is not None:
+            self._counter.close()
         for one in self._prepared:
             with self._rank.clock.paused():
                 compare_replicas(one.session, one.replica, "at the end of the block")

@@ -27,9 +27,8 @@ class Crew:
         self._hearing = threading.Lock()
         self._ended = threading.Event()
         self._brakes = [Brake() for _ in range(world.size)]
-        self._threads = [
-            threading.Thread(target=self._body, args=(r,), name=f"rank-{r}", daemon=True) for r in range(world.size)
-        ]
+        carriers = world.carriers(self._body)
+        self._threads = [threading.Thread(target=c, name=f"rank-{r}", daemon=True) for r, c in enumerate(carriers)]
 
     def run(self) -> list[Any]:
         try:
@@ -62,8 +61,9 @@ class Crew:
         try:
             world.thread_began(number)
             comm = LocalComm(world, 0, range(world.size), number)
-            rank = Rank(comm, world.clock(number), tell, status, world.offers, self._brakes[number], world.engine)
-            current.rank = rank
+            brake, turns = self._brakes[number], world.turns(number)
+            rank = Rank(comm, world.clock(number), tell, status, world.offers, brake, world.engine, turns)
+            current.set(rank)
             self._results[number] = self._main(rank)
         except BaseException as error:  # a rank that fails must not leave the others waiting
             reason = f"{type(error).__name__}: {error}"

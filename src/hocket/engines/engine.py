@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hocket.core.comm import Rank
 from hocket.core.deadline import DEADLINE_S as DEADLINE_S
@@ -18,6 +18,19 @@ from hocket.core.worker import Need
 
 Main = Callable[[Rank], Any]
 """What each rank runs; its result is a JSON value."""
+
+
+@dataclass(frozen=True)
+class Light:
+    """A main whose ranks may share one thread: they talk to each other outside of autograd alone."""
+
+    main: Main
+
+    def __call__(self, rank: Rank) -> Any:
+        return self.main(rank)
+
+
+Batched = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,8 @@ class Engine(ABC):
     """Whether its clock is a model of time."""
     runs_compiled: ClassVar[bool] = False
     """Whether its ranks are threads that can run compiled workers beside each other."""
+    drives_all: ClassVar[bool] = False
+    """Whether one rank stands for all workers, whose replicas it has as rows of a matrix."""
     spans_hosts: ClassVar[bool] = False
     """Whether it starts ranks on other machines (`hosts`)."""
     preference: ClassVar[int] = 0
@@ -86,6 +101,10 @@ class Engine(ABC):
 
     def check(self, size: int) -> None:  # noqa: B027 - most engines take any number of ranks
         """Refuse what would keep so many ranks from starting, before anything is started or written."""
+
+    def batches(self) -> Batched:
+        """Whether the gradients of many ranks shall be computed in one call: of ranks that take turns."""
+        return "off"
 
     def starts_processes(self) -> bool:
         """Whether `run` starts fresh processes, which can only run a `Program`."""

@@ -5,29 +5,30 @@ The two differ only in their `World`: how a rank waits, and what time a message 
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request, reduce_in_order
+from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Turns, reduce_in_order
 from hocket.core.errors import Aborted
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
-current = threading.local()
-"""`current.rank` is the Rank of the thread that asks, where it is one."""
+current: ContextVar[Rank | None] = ContextVar("rank", default=None)
+"""The Rank of the thread or greenlet that asks, where it is one."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # made at every collective: a frozen one takes four times as long
 class Wait:
     """What a blocked rank is waiting for, in words and as a test."""
 
@@ -84,6 +85,10 @@ class World(ABC):
     @abstractmethod
     def clock(self, rank: int) -> Clock: ...
 
+    def turns(self, rank: int) -> Turns | None:
+        """For a rank that takes turns with the others."""
+        return None
+
     def catch_up(self, rank: int) -> None:  # noqa: B027 - real time needs no care
         """Let everything happen that comes before this rank's present."""
 
@@ -115,11 +120,15 @@ class World(ABC):
     def shared_by(self, memory: Any, rank: int, worker: int) -> SharedVector:
         """What a rank, which has the number `worker` there, sees of such memory."""
 
+    def carriers(self, body: Callable[[int], None]) -> list[Callable[[], None]]:
+        """What threads must be started for, so that `body` is called for every rank."""
+        return [partial(body, rank) for rank in range(self.size)]
+
     def thread_began(self, rank: int) -> None:  # noqa: B027 - a world may need nothing here
-        """Called first on each rank's thread."""
+        """Called first by each rank."""
 
     def thread_ended(self, rank: int) -> None:  # noqa: B027 - nor here
-        """Called last on each rank's thread."""
+        """Called last by each rank."""
 
 
 @dataclass
@@ -172,23 +181,25 @@ class LocalComm:
             world.catch_up(self._me)
             box = world.mail.setdefault((self._context, self._me), [])
 
-            def first() -> Envelope | None:
-                fits = (e for e in box if e.tag == tag and source in (ANY, e.source))
-                return min(fits, key=lambda e: (e.arrival_s, e.order), default=None)
+            found: Envelope | None = None
 
-            def ready() -> float | None:
-                envelope = first()
-                return None if envelope is None else envelope.arrival_s
+            def ready() -> float | None:  # a plain loop: a server may have a thousand messages to look through
+                nonlocal found
+                found = None
+                for e in box:
+                    fits = e.tag == tag and source in (ANY, e.source)
+                    if fits and (found is None or (e.arrival_s, e.order) < (found.arrival_s, found.order)):
+                        found = e
+                return None if found is None else found.arrival_s
 
             who = "any rank" if source == ANY else f"rank {self._members[source]}"
             operation = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
             if not world.wait(self._me, Wait(operation, lambda: who, ready), timeout):
                 raise TimeoutError(f"rank {self._me}: nothing in {timeout} s in {operation}")
-            envelope = first()
-            assert envelope is not None
-            box.remove(envelope)
-            world.received(self._me, envelope)
-            return envelope.source, envelope.msg
+            assert found is not None, "nobody else can have come between"
+            box.remove(found)
+            world.received(self._me, found)
+            return found.source, found.msg
 
     def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
         """Bring `mine` to the next collective; the returned call waits and gives this rank's result."""
@@ -228,24 +239,21 @@ class LocalComm:
         return finish, meeting
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
-        self._all_reduce(x.detach(), op)[0]()
+        x = x.detach() if x.requires_grad else x
+        x.copy_(self._sum(x, op)[0]())
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
         # What was brought is read when the last rank arrives; until then the caller may not change it,
         # and this rank's result is only written when it waits.
-        finish, meeting = self._all_reduce(x.detach(), op)
-        return Deferred(finish, lambda: meeting.leave_s)
+        x = x.detach()
+        finish, meeting = self._sum(x, op)
+        return Deferred(lambda: _assign(x, finish()), lambda: meeting.leave_s)
 
-    def _all_reduce(self, x: Tensor, op: Op) -> tuple[Callable[[], None], Meeting]:
+    def _sum(self, x: Tensor, op: Op) -> tuple[Callable[[], Tensor], Meeting]:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return [reduce_in_order(parts, op)] * self.size
 
-        finish, meeting = self._brought("all_reduce", x, _nbytes(x), combine)
-
-        def assign() -> None:
-            x.copy_(finish())
-
-        return assign, meeting
+        return self._brought("all_reduce", x, _nbytes(x), combine)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         def combine(parts: list[Tensor]) -> list[Tensor]:

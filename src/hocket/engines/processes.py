@@ -39,7 +39,7 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
         link.tell("ready", {})
         status.operation = "start"
         rank = Rank(comm, RealClock(), link.tell, status, engines[start["engine"]].offers, brake, start["engine"])
-        local.current.rank = rank
+        local.current.set(rank)
         result = Program(start["function"], start["argument"])(rank)
         status.operation = "end"
         link.tell("done", {"result": result})
@@ -66,7 +66,7 @@ def run_joined(
         if link:
             link.start(on_lost=lambda: None, hear=hearing(link, brake))
         rank = Rank(comm, RealClock(), tell, status, offers, brake)
-        local.current.rank = rank
+        local.current.set(rank)
         try:
             results = gather_json(comm, main(rank))
         except BaseException as error:

@@ -1,6 +1,6 @@
 """The engine `sim`: virtual time, real arithmetic.
 
-Each rank is a real thread, but only the one that holds the baton runs. A rank passes the baton on
+Each rank is a thread or a greenlet (batons.py), but only the one that holds the baton runs. A rank passes the baton on
 when it waits, and before it sends or receives if others are behind it in virtual time. The next to run is
 always the one with the earliest virtual time, so events happen in time order and every run repeats bit for bit.
 """
@@ -12,9 +12,8 @@ import math
 import os
 import random
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,14 +22,16 @@ from torch import Tensor
 
 from hocket.core.clock import FORWARD
 from hocket.core.errors import CommError, UserError
+from hocket.core.memory_use import seldom_collecting
 from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
+from hocket.engines.batons import Batons, Body, best_batons
 from hocket.engines.crew import run_threads
-from hocket.engines.engine import Engine, Listener, Main, engine
+from hocket.engines.engine import Batched, Engine, Light, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
-from hocket.engines.sim_clock import SimClock
+from hocket.engines.sim_clock import SimClock, SimTurns
 from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
@@ -59,6 +60,8 @@ class Sim(Engine):
     cache line takes, for each other worker that writes near it."""
     stragglers: str = ""
     """How many workers are how much slower: `2x3` is two workers, each 3 times slower; `2x3+1x1.5` adds one more."""
+    batched: Batched = "auto"
+    """Whether the gradients of many workers are computed in one call; `auto` is where the model allows it."""
     ties: int = 0
     """Seed for the order of simultaneous events; 0 is rank order."""
     seed: int = 0
@@ -80,16 +83,23 @@ class Sim(Engine):
             raise UserError(f"sim: cores must be 0 or more, and less than 2**40; got {self.cores}")
         if not 1 <= self.block < 2**40:
             raise UserError(f"sim: block must be 1 or more parameters, and less than 2**40; got {self.block}")
+        if self.batched == "on" and self.compute == "measured":
+            raise UserError("sim: batched=on leaves no gradient's own time to be measured; use batched=off")
         if self.workers < 0:
             raise UserError(f"sim: workers must be 0 or more, got {self.workers}")
 
     def check(self, size: int) -> None:
         slow_groups(self.stragglers, size)
 
+    def batches(self) -> Batched:
+        return "off" if self.compute == "measured" else self.batched
+
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
-        world = SimWorld(self, size)
+        may_share_a_thread = isinstance(main, Light) and self.compute != "measured"
+        world = SimWorld(self, size, best_batons(size, may_share_a_thread=may_share_a_thread))
         world.begin()
-        return run_threads(world, main, listener)
+        with seldom_collecting():
+            return run_threads(world, main, listener)
 
 
 class SimWorld(World):
@@ -98,7 +108,7 @@ class SimWorld(World):
     offers: ClassVar[frozenset[str]] = Sim.offers
     engine: ClassVar[str] = Sim.name
 
-    def __init__(self, sim: Sim, size: int) -> None:
+    def __init__(self, sim: Sim, size: int, batons: Batons) -> None:
         super().__init__(size)
         self._latency_s = seconds(sim.latency, "latency")
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
@@ -108,7 +118,7 @@ class SimWorld(World):
         self._workers = sim.workers or size
         self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]
         self._compute = [compute_model(sim.compute, rng) for rng in self.random]
-        self._measured = sim.compute == "measured"
+        self.measured = sim.compute == "measured"
         self._gradient: list[tuple[float, float] | None] = [None] * size  # under way: when it is done, what it costs
         self._slow = slowdowns(sim.stragglers, self._workers, size)
         self._cores = Cores(sim.cores) if 0 < sim.cores < size else None
@@ -127,19 +137,20 @@ class SimWorld(World):
 
         self._heap: list[tuple[float, float, int, int]] = []
         self._ticket = [0] * size  # only a rank's newest heap entry counts
-        self._batons = [threading.Lock() for _ in range(size)]
+        self._batons = batons
         self._waits: list[Wait | None] = [None] * size
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
         self._running = 0
         self._deadlock = ""
+        self.common: Any = None
+        """What the ranks have in common."""
         self._returning: dict[int, float] = {}  # who comes back from a pause, and to which time
         # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
         self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
 
     def begin(self) -> None:
-        for rank, baton in enumerate(self._batons):
-            baton.acquire()
+        for rank in range(self.size):
             self._schedule(rank, 0.0)
         self._hand_over()
 
@@ -169,13 +180,13 @@ class SimWorld(World):
             self._wake_all()
             rank = self._pop()
         if rank is not None and rank != me:
-            self._batons[rank].release()
+            self._batons.give(rank)
         return rank is not None and rank == me
 
     def _pause_here(self, me: int) -> None:
         """Let others run until it is this rank's turn again."""
         if not self._hand_over(me):
-            self._batons[me].acquire()
+            self._batons.wait(me)
         if self._deadlock:
             raise CommError(self._deadlock)
         self.check()
@@ -196,11 +207,14 @@ class SimWorld(World):
             lines.append(f"finished: rank {', '.join(done)}")
         return "deadlock: " + "; ".join(lines)
 
+    def carriers(self, body: Body) -> list[Callable[[], None]]:
+        return self._batons.carriers(body)
+
     def thread_began(self, rank: int) -> None:
         if hasattr(os, "sched_setaffinity"):
             # Only one of these threads runs at a time: on one core the next finds the caches warm.
             os.sched_setaffinity(0, {self._core})
-        self._batons[rank].acquire()
+        self._batons.wait(rank)
         self.count_from_here(rank)
         self.check()
 
@@ -212,7 +226,7 @@ class SimWorld(World):
     # What a World offers.
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return self._unmeasured() if self._measured else _HOLDS_THE_BATON
+        return self._unmeasured() if self.measured else _HOLDS_THE_BATON
 
     @contextmanager
     def _unmeasured(self) -> Iterator[None]:
@@ -254,10 +268,13 @@ class SimWorld(World):
     def clock(self, rank: int) -> SimClock:
         return SimClock(self, rank)
 
+    def turns(self, rank: int) -> SimTurns | None:
+        return None if self.measured else SimTurns(self, rank)
+
     # What things cost.
 
     def charge(self, rank: int, share: float, done: float) -> None:
-        if self._measured:
+        if self.measured:
             self.settle(rank)
         else:
             self._charge_drawn(rank, share, done)
@@ -282,8 +299,8 @@ class SimWorld(World):
         return self._cores.take(self.now_s[rank], cost_s)
 
     def settle(self, rank: int) -> None:
-        """For measured compute times: pay for what this thread did since it last paid."""
-        if not self._measured:
+        """Where compute times are measured: pay for what this thread did since it last paid."""
+        if not self.measured:
             return
         if not self.free[rank] and not self._priced[rank]:
             took_s = time.thread_time() - self._counted_s[rank]
@@ -301,7 +318,7 @@ class SimWorld(World):
 
     def received(self, rank: int, envelope: Envelope) -> None:
         """A server sees to each message; where compute is measured, so is that."""
-        if rank >= self._workers and not self._measured and not self.free[rank] and not envelope.free:
+        if rank >= self._workers and not self.measured and not self.free[rank] and not envelope.free:
             passes_s = SERVER_PASSES * envelope.msg.nbytes * self.memory_byte_s
             self.now_s[rank] = self._done_s(rank, self._serve_s + passes_s)
 

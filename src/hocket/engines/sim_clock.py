@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from hocket.engines.sim import SimWorld
+
+T = TypeVar("T")
 
 
 class SimClock:
@@ -17,7 +19,8 @@ class SimClock:
         self._world, self._rank = world, rank
 
     def now(self) -> float:
-        self._world.settle(self._rank)
+        if self._world.measured:
+            self._world.settle(self._rank)
         return self._world.now_s[self._rank]
 
     def common(self, at: float) -> float:
@@ -58,3 +61,20 @@ class SimClock:
         world.now_s[self._rank] = max(state["now_s"], self.now())
         for rng, drawn in zip((world.random[self._rank], world.tie_random), state.get("random", ()), strict=False):
             rng.setstate((3, tuple(drawn), None))
+
+
+class SimTurns:
+    """The turn of one rank among all."""
+
+    def __init__(self, world: SimWorld, rank: int) -> None:
+        self._world, self._rank = world, rank
+
+    def common(self, make: Callable[[], T]) -> T:
+        world = self._world
+        if world.common is None:
+            world.common = make()
+        found: T = world.common
+        return found
+
+    def let_earlier_run(self) -> None:
+        self._world.catch_up(self._rank)

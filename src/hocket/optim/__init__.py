@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ _LARGEST = 1e35
 """Of a rate or an option: float32 ends at 3e38, and products of them must fit."""
 
 
+@cache  # every worker asks
 def settings(name: str) -> dict[str, Any]:
     """The options of an optimizer that can be written as text, with their defaults."""
     signature = inspect.signature(OPTIMIZERS[name])

@@ -18,7 +18,7 @@ def named_engine(spec: RunSpec) -> tuple[str, str]:
         engine_class(spec.engine)  # refuses an unknown one, with the nearest name
         return spec.engine, ""
     if spec.sim:
-        return next(name for name in engine if engine[name].virtual_time), " (because of --sim)"
+        return _simulator(), " (because of --sim)"
     for name in engine:
         if launcher := engine[name].launched_by():
             return name, f" (started by {launcher})"
@@ -58,13 +58,17 @@ def make_engine(spec: RunSpec, text: str, workers: int) -> Engine:
             able = " or ".join(other for other in engine if name in _options(engine[other]))
             raise UserError(f"--{name} has no meaning on engine {cls.name}; leave it out, or use --engine {able}")
     if spec.sim and not cls.virtual_time:
-        able = " or ".join(other for other in engine if engine[other].virtual_time)
-        raise UserError(f"--sim has no meaning on engine {cls.name}; leave it out, or add --engine {able}")
+        raise UserError(f"--sim has no meaning on engine {cls.name}; leave it out, or add --engine {_simulator()}")
     chosen = parse_options(cls, f"engine {cls.name}", text.partition(":")[2])
     chosen |= parse_options(cls, cls.name, ",".join(f"{k}={v}" for k, v in spec.sim.items()))
     own: dict[str, Any] = {name: getattr(spec, name) for name in ("deadline", "hosts", "mpiexec", "bind", "seed")}
     given = {name: value for name, value in (own | {"workers": workers}).items() if name in _fields(cls)}
     return cls(**(given | chosen))
+
+
+def _simulator() -> str:
+    """The engine with virtual time that runs most."""
+    return max((name for name in engine if engine[name].virtual_time), key=lambda name: len(engine[name].offers))
 
 
 def _options(cls: type[Engine]) -> set[str]:

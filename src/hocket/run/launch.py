@@ -53,6 +53,8 @@ def launch(script: str, args: list[str], spec: RunSpec, *, module: bool, out: Pa
     workers = WORKERS if spec.workers is None else spec.workers
     name = named_engine(spec)[0] or best_engine()[0]
     engine = make_engine(spec, name, workers)
+    if engine.drives_all:
+        raise UserError(f"engine {engine.name} has no ranks that could run a script; use --engine sim")
     engine.check(workers)
     short = script.rpartition(".")[2] if module else Path(script).stem
     if out is None:

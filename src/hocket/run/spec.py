@@ -55,7 +55,7 @@ class RunSpec:
     )
     workers: int | None = setting(None, "Number of workers. [2]", short="-n", commands=(*ONE, "launch"))
     layout: str = setting("", "How a model is split over ranks, such as tensor=2 or pipeline=2,data=2. [not at all]")
-    engine: str | None = setting(None, "mpi, torch, threads or sim. [mpi where it can start]", commands=ANYWHERE)
+    engine: str | None = setting(None, "mpi, torch, threads, sim or fleet. [mpi where it can start]", commands=ANYWHERE)
     driver: Literal["auto", "compiled", "pytorch"] = setting(
         "auto", "Who takes the steps: compiled workers or pytorch. [shared memory compiled where it can be]", fixed=True
     )

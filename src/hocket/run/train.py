@@ -19,13 +19,15 @@ from hocket.core.errors import UserError
 from hocket.core.replica import Replica
 from hocket.core.seeds import generators_as_they_were
 from hocket.core.shard import Shards
+from hocket.drivers.all_at_once import run_all
 from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.held_back import held_back
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
-from hocket.engines.catalogue import Engine, Program, engine
+from hocket.engines.catalogue import Engine, Light, Program, engine
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
+from hocket.run.batching import batching
 from hocket.run.blame import blaming
 from hocket.run.choice import best_engine, engine_class, make_engine, named_engine
 from hocket.run.idle import idle_note
@@ -36,6 +38,7 @@ from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
 from hocket.run.rehearsal import too_high
 from hocket.run.resolve import resolve, settled
+from hocket.run.room import room
 from hocket.run.signals import Interrupts
 from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
@@ -60,6 +63,8 @@ class Training:
     """Without what is kept back."""
     test: SampleSet
     title: str
+    notes: tuple[str, ...] = ()
+    """What the user may want to know before it starts, a line each."""
 
     @property
     def is_root(self) -> bool:
@@ -81,8 +86,8 @@ class Training:
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root:
-                told = idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train), *self.task.notes()
-                for note in filter(None, told):
+                found = idle_note(self.plan.strategy), too_high(self.plan, self.task, self.train), *self.task.notes()
+                for note in filter(None, (*found, *self.notes)):
                     display.note(note)
             about = About(
                 self.plan,
@@ -112,7 +117,14 @@ class Training:
     def _main(self) -> Callable[[Rank], Any]:
         if self.engine.starts_processes():
             return Program("hocket.run.rank:run_program", self.plan.to_json())
-        return lambda rank: run_rank(rank, self.plan, self.task, self.given, self.test)
+        if self.engine.drives_all:
+            return lambda rank: run_all(rank, self.plan, self.task, self.given, self.test)
+
+        def main(rank: Rank) -> Any:
+            return run_rank(rank, self.plan, self.task, self.given, self.test)
+
+        # Ranks that hold parts of one model talk to each other inside autograd
+        return main if self.plan.layout else Light(main)
 
 
 def train(
@@ -154,9 +166,11 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     model = try_out(plan, task, train_samples, test_samples)
     _check_engine(plan, chosen, spec.hosts, model)
     plan.made_compressor.check_model([p.shape for p in model.parameters])
+    plan, note = batching(chosen, plan, task, train_samples)
+    notes = tuple(filter(None, [room(chosen, plan, model), note]))
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
-    return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title)
+    return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)
 
 
 def _workers(spec: RunSpec, text: str) -> int | None:

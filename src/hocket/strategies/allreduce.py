@@ -28,7 +28,7 @@ class AllReduce(Strategy):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({"collectives", "messages"})
+        return frozenset({"collectives"} if self.algorithm in ("auto", "native") else {"collectives", "messages"})
 
     @property
     def alike(self) -> bool:

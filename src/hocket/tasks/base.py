@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, default_collate
 from hocket.core.errors import UserError, shown
 from hocket.core.modules import check_module
 from hocket.core.registry import Registry
+from hocket.core.seeds import seed_torch
 from hocket.optim.schedules import Own
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class Task:
                 why = shown(error)
                 raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
         with _building, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seed_torch(seed)
             model = self.model()
         if not isinstance(model, nn.Module):
             raise UserError(f"Task.model must give a torch.nn.Module; it gave a {type(model).__name__}")
@@ -245,6 +246,7 @@ class SampleSet:
     def __init__(self, samples: Any, name: str) -> None:
         self._tensors: tuple[Tensor, Tensor] | None = None
         self._dataset: Any = None
+        self._elsewhere: dict[torch.device, SampleSet] = {}
         if isinstance(samples, tuple):
             if len(samples) != 2 or not all(isinstance(t, Tensor) and t.dim() for t in samples):
                 raise UserError(f"Task.data: {name} must be a Dataset or two tensors (inputs, targets)")
@@ -292,11 +294,13 @@ class SampleSet:
         return SampleSet(_Part(self._dataset, index), "samples")
 
     def to(self, device: torch.device) -> SampleSet:
-        """The same samples; tensors are moved to `device` as a whole."""
-        if self._tensors is None:
+        """The same samples; tensors are moved to `device` as a whole, and once for all ranks of a process."""
+        if self._tensors is None or all(t.device == device for t in self._tensors):
             return self
-        inputs, targets = self._tensors
-        return SampleSet((inputs.to(device), targets.to(device)), "samples")
+        if device not in self._elsewhere:
+            inputs, targets = self._tensors
+            self._elsewhere[device] = SampleSet((inputs.to(device), targets.to(device)), "samples")
+        return self._elsewhere[device]
 
 
 class _Part:

@@ -16,10 +16,10 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
     """Refuse what would take more than half of the machine's memory, for one worker alone."""
     if nbytes > machine_bytes() / 2:
         raise UserError(
-            f"{what} would take about {_gigabytes(nbytes)} a worker, and this machine has "
-            f"{_gigabytes(machine_bytes())}; {remedy}"
+            f"{what} would take about {gigabytes(nbytes)} a worker, and this machine has "
+            f"{gigabytes(machine_bytes())}; {remedy}"
         )
 
 
-def _gigabytes(nbytes: int) -> str:
+def gigabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.1f} GB"
