@@ -96,7 +96,8 @@ def run(args: list[str] | None = None) -> int:
 
 def _tell(failure: RankFailed) -> int:
     """The user's lines that led to a failure if there are any, else all; then ours."""
-    from hocket.run.blame import NothingTrained, users_frames
+    from hocket.core.frames import users_frames
+    from hocket.run.blame import NothingTrained
 
     if failure.reason.startswith("UserError: "):
         _say(failure.reason.removeprefix("UserError: "))

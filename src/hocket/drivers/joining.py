@@ -7,13 +7,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
-from hocket.core.errors import UserError, shown
+from hocket.core.errors import CommError, UserError, shown
+from hocket.core.frames import users_frames
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
 from hocket.drivers.split_model import check_layout
@@ -25,6 +27,16 @@ from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import Threads, ThreadWorld
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import strategy as strategies
+
+
+def _briefly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
+    if not isinstance(error, (UserError, CommError)):
+        sys.__excepthook__(kind, error, trace)
+        return
+    if lines := users_frames("".join(traceback.format_tb(trace))):
+        print(lines, file=sys.stderr)
+    print(f"hocket: {error}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -43,6 +55,8 @@ def join(
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
+    if sys.excepthook is sys.__excepthook__:  # nobody else shows errors here
+        sys.excepthook = _briefly
     if not isinstance(strategy, str):
         raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
     chosen = strategies.make(strategy)
@@ -81,8 +95,8 @@ def join(
             _say_why(rank, error)
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()
-            if isinstance(error, UserError):
-                raise SystemExit(2) from None  # all is said
+            if isinstance(error, (UserError, CommError)):
+                raise SystemExit(2 if isinstance(error, UserError) else 1) from None  # all is said
         raise
     finally:
         torch.set_num_threads(threads)
@@ -94,7 +108,8 @@ def _say_why(rank: Rank, error: BaseException) -> None:
         print(f"hocket: rank {rank.comm.rank}: {error}", file=sys.stderr, flush=True)
         return
     where = f"rank {rank.comm.rank} failed in {rank.status.operation}: {type(error).__name__}: {error}"
-    print(f"hocket: {where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    shown_by_python = users_frames(traceback.format_exc()) if isinstance(error, CommError) else traceback.format_exc()
+    print(f"hocket: {where}\n{shown_by_python}", file=sys.stderr, flush=True)
 
 
 def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:

@@ -25,7 +25,8 @@ BUSY_NS, FIRST_NS, LAST_NS = 20_000, 200_000, 20_000_000
 
 _OPS: dict[Op, int] = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
 _NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-_LENGTH_BITS, _TYPE_BITS = 44, 8
+_EVERY_OP: tuple[Op, ...] = tuple(_OPS)
+_LENGTH_BITS, _TYPE_BITS, _OPERATION_BITS = 44, 8, 3
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """What has no arithmetic of its own here is summed in this, and rounded once."""
 
@@ -100,7 +101,7 @@ class Commons:
             return
         values = x.view(-1).numpy()
         rows = self._rows_of(values.dtype)
-        mark = _mark(0, values)
+        mark = _mark(0, values, op)
 
         def call(again: bool) -> int:
             code: int = kernels.all_reduce(self._control, rows, self._rank, values, _OPS[op], mark, again)
@@ -117,7 +118,7 @@ class Commons:
             out.copy_(wide)
             return
         given, got = x.view(-1).numpy(), out.view(-1).numpy()
-        rows, mark = self._rows_of(got.dtype), _mark(1, given)
+        rows, mark = self._rows_of(got.dtype), _mark(1, given, op)
 
         def call(again: bool) -> int:
             code: int = kernels.reduce_scatter(self._control, rows, self._rank, given, got, _OPS[op], mark, again)
@@ -208,13 +209,15 @@ def _bytes(x: Tensor) -> NDArray[np.uint8]:
     return x.view(-1).view(torch.uint8).numpy()
 
 
-def _mark(operation: int, values: NDArray[np.generic]) -> int:
+def _mark(operation: int, values: NDArray[np.generic], op: Op = "sum") -> int:
     """What a rank does, as a number."""
-    return (operation << _TYPE_BITS | ord(values.dtype.char)) << _LENGTH_BITS | values.size
+    how = _EVERY_OP.index(op) << _OPERATION_BITS | operation
+    return (how << _TYPE_BITS | ord(values.dtype.char)) << _LENGTH_BITS | values.size
 
 
 def _told(mark: int) -> str:
     length, kind = mark & (1 << _LENGTH_BITS) - 1, mark >> _LENGTH_BITS
-    name = _NAMES[kind >> _TYPE_BITS]
-    dtype = np.dtype(chr(kind & (1 << _TYPE_BITS) - 1))
-    return name if name == "barrier" else f"{name} of {length} {dtype}"
+    op, operation = divmod(kind >> _TYPE_BITS, 1 << _OPERATION_BITS)
+    name, dtype = _NAMES[operation], np.dtype(chr(kind & (1 << _TYPE_BITS) - 1))
+    what = f"{length} {dtype}" if op == 0 else f"{length} {dtype} ({_EVERY_OP[op]})"
+    return name if name == "barrier" else f"{name} of {what}"

@@ -19,13 +19,17 @@ from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Turns, reduce_in_order
-from hocket.core.errors import Aborted
+from hocket.core.errors import Aborted, CommError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
 current: ContextVar[Rank | None] = ContextVar("rank", default=None)
 """The Rank of the thread or greenlet that asks, where it is one."""
+
+
+Call = tuple[Any, ...]
+"""What a rank calls: the name of a collective, how much of what it brings, and what becomes of it."""
 
 
 @dataclass(slots=True)  # made at every collective: a frozen one takes four times as long
@@ -136,10 +140,19 @@ class Meeting:
     """One collective: what each member brought, and when all may leave."""
 
     brought: dict[int, Any] = field(default_factory=dict)
+    call: Call | None = None
+    apart: str = ""
+    """Who did something else than the others."""
     arrived_s: float = 0.0
     result: list[Any] | None = None
     leave_s: float = 0.0
     left: int = 0
+
+
+def told(call: Call) -> str:
+    """A collective in words."""
+    kind, *what = call
+    return kind if not what else f"{kind} of " + " ".join(str(part).removeprefix("torch.") for part in what)
 
 
 class LocalComm:
@@ -201,22 +214,29 @@ class LocalComm:
             world.received(self._me, found)
             return found.source, found.msg
 
-    def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
+    def _meet(self, call: Call, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
         """Bring `mine` to the next collective; the returned call waits and gives this rank's result."""
-        return self._brought(kind, mine, nbytes, combine)[0]
+        return self._brought(call, mine, nbytes, combine)[0]
 
     def _brought(
-        self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]
+        self, call: Call, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]
     ) -> tuple[Callable[[], Any], Meeting]:
+        kind = call[0]
         world, key = self._world, (self._context, self._met)
         self._met += 1
         with world.exclusive():
             world.check()
             meeting = world.meetings.setdefault(key, Meeting())
+            if meeting.call is None:
+                meeting.call = call
+            elif meeting.call != call and not meeting.apart:
+                first = self._members[next(iter(meeting.brought))]
+                meeting.apart = f"rank {first} in {told(meeting.call)}, rank {self._me} in {told(call)}"
             meeting.brought[self.rank] = mine
             meeting.arrived_s = max(meeting.arrived_s, self._clock.now())
             if len(meeting.brought) == self.size:
-                meeting.result = combine([meeting.brought[r] for r in range(self.size)])
+                brought = [meeting.brought[r] for r in range(self.size)]
+                meeting.result = brought if meeting.apart else combine(brought)
                 meeting.leave_s = world.meeting_ends(
                     self._me, self._context, meeting.arrived_s, kind, nbytes, self.size
                 )
@@ -234,6 +254,8 @@ class LocalComm:
                 meeting.left += 1
                 if meeting.left == self.size:
                     del world.meetings[key]
+                if meeting.apart:
+                    raise CommError(f"{meeting.apart}; all ranks must call the same collectives in the same order")
                 return meeting.result[self.rank]
 
         return finish, meeting
@@ -253,19 +275,19 @@ class LocalComm:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return [reduce_in_order(parts, op)] * self.size
 
-        return self._brought("all_reduce", x, _nbytes(x), combine)
+        return self._brought(("all_reduce", x.numel(), x.dtype, op), x, _nbytes(x), combine)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return list(reduce_in_order(parts, op).chunk(self.size))
 
-        _assign(out, self._meet("reduce_scatter", x.detach().clone(), _nbytes(x), combine)())
+        _assign(out, self._meet(("reduce_scatter", x.numel(), x.dtype, op), x.detach().clone(), _nbytes(x), combine)())
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return [torch.cat([p.reshape(-1) for p in parts])] * self.size
 
-        finish = self._meet("all_gather", x.detach().clone(), _nbytes(out), combine)
+        finish = self._meet(("all_gather", x.numel(), x.dtype), x.detach().clone(), _nbytes(out), combine)
         _assign(out, finish().view(out.shape))
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
@@ -273,10 +295,10 @@ class LocalComm:
             return [parts[root]] * self.size
 
         mine = x.detach().clone() if self.rank == root else None
-        _assign(x, self._meet("broadcast", mine, _nbytes(x), combine)())
+        _assign(x, self._meet(("broadcast", x.numel(), x.dtype), mine, _nbytes(x), combine)())
 
     def barrier(self) -> None:
-        self._meet("barrier", None, 0, lambda parts: parts)()
+        self._meet(("barrier",), None, 0, lambda parts: parts)()
 
     @property
     def native(self) -> LocalComm:
@@ -294,12 +316,12 @@ class LocalComm:
                 groups[c] = (self._world.contexts, [r for _, r in ranks])
             return [groups[c] for c, _, _ in parts]
 
-        context, ranks = self._meet("split", (color, key, self.rank), 0, combine)()
+        context, ranks = self._meet(("split",), (color, key, self.rank), 0, combine)()
         members = [self._members[r] for r in ranks]
         return LocalComm(self._world, context, members, ranks.index(self.rank))
 
     def counter(self, numbers: int = 1) -> LocalCounter:
-        made = self._meet("counter", None, 0, lambda parts: [[0] * numbers] * self.size)()
+        made = self._meet(("counter",), None, 0, lambda parts: [[0] * numbers] * self.size)()
         return LocalCounter(self._world, self._me, made)
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
@@ -307,7 +329,7 @@ class LocalComm:
             return [self._world.make_shared(sharing, parts[0])] * self.size
 
         self._world.prepare_shared()
-        shared_by = self._meet("share", x.detach(), 0, combine)()
+        shared_by = self._meet(("share",), x.detach(), 0, combine)()
         return self._world.shared_by(shared_by, self._me, self.rank)
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from hocket.core.errors import RankFailed, UserError
-
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+')
-_NOT_USERS = (str(Path(__file__).parents[1]), *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+from hocket.core.frames import users_frames
 
 
 class TaskError(UserError):
@@ -41,20 +36,6 @@ def blaming(what: str) -> Iterator[None]:
     except Exception as error:
         frames = users_frames("".join(traceback.format_tb(error.__traceback__)))
         raise TaskError(f"{what} raised {one_line(error)}", frames) from error
-
-
-def users_frames(text: str) -> str:
-    """The frames of a formatted traceback that are neither Hocket's nor a library's: of the last error, if several."""
-    kept: list[str] = []
-    keep = False
-    for line in text.rpartition("Traceback (most recent call last):\n")[2].splitlines():
-        if found := _FRAME.match(line):
-            keep = not found["file"].startswith(("<", *_NOT_USERS))
-        elif not line.startswith("    "):
-            keep = False
-        if keep:
-            kept.append(line)
-    return "\n".join(kept)
 
 
 def one_line(error: BaseException) -> str:
