@@ -112,7 +112,7 @@ def _spread(values: list[float], form: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=["mnist-cnn", str(Path(__file__).parent / "network/wide.py:task")])
+    parser.add_argument("tasks", nargs="*", default=["mnist-cnn", str(Path(__file__).parent / "network/deep.py:task")])
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--engine", default="torch", choices=["torch", "mpi"])
     parser.add_argument("--steps", type=int, default=60)
