@@ -52,7 +52,7 @@ def drawn(out: Path, step: int, steps: int, files: dict[str, Path]) -> None:
             parts.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - 10}" height="{HEIGHT}" fill="#f4f4f4"/>')
             for e in spans:
                 x, end = e["ts"] - begin, e["ts"] + e["dur"] - begin
-                if (e["pid"], e["tid"]) == (pid, tid) and 0 <= end and x < shown and colour(e):
+                if (e["pid"], e["tid"]) == (pid, tid) and end >= 0 and x < shown and colour(e):
                     x, end = max(x, 0.0), min(end, shown)
                     box = f'x="{LEFT + x * scale:.1f}" width="{max((end - x) * scale, 0.5):.1f}"'
                     told = f"<title>{e['name']}, {e['dur'] / 1000:.2f} ms</title>"

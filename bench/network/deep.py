@@ -1,4 +1,4 @@
-"""A perceptron of eight equal layers on MNIST, 2 million parameters: its way back has something to send from early on."""
+"""A perceptron of eight layers on MNIST, 2 million parameters: its way back has something to send from early on."""
 
 from __future__ import annotations
 
