@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 import hocket
@@ -9,11 +10,13 @@ from hocket.run.loading import load_task
 
 
 def load() -> object:
-    return load_task("mnist-mlp", 0, "", "").load()
+    return tuple(samples.take(torch.arange(len(samples))) for samples in load_task("mnist-mlp", 0, "", "").load())
 
 
 task = hocket.Task(
-    model=lambda: nn.Sequential(nn.Linear(784, 1664), nn.ReLU(), nn.Linear(1664, 1664), nn.ReLU(), nn.Linear(1664, 10)),
+    model=lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 1664), nn.ReLU(), nn.Linear(1664, 1664), nn.ReLU(), nn.Linear(1664, 10)
+    ),
     data=load,
     batch=256,
     lr=0.2,

@@ -33,7 +33,7 @@ def run(text: str, **network: Any) -> hocket.Result:
 
 
 def buckets() -> list[tuple[Part, slice]]:
-    return list(in_buckets(Replica(nn.Sequential(nn.Linear(4, 16), deep())).parts, 256))
+    return list(in_buckets(Replica(nn.Sequential(nn.Linear(4, 16), deep())), 1024))
 
 
 def test_a_step_takes_as_long_as_its_last_bucket_needs() -> None:
@@ -78,15 +78,22 @@ def test_buckets_cover_the_gradient_in_the_order_of_backward_and_the_first_is_sm
     spans = [span for _, span in found]
     assert spans[0].stop == parts[0].span.stop and spans[-1].start == 0
     assert all(a.start == b.stop for a, b in pairwise(spans))
-    lengths = [span.stop - span.start for span in spans]
-    assert lengths[0] == 34 and all(length >= 256 for length in lengths[1:-1])
+    assert [span.stop - span.start for span in spans] == [34, *[272] * 8, 80]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "lengths"), [(0, [306, 1984]), (4 * 600, [34, 544, 544, 544, 544, 80]), (1 << 30, [2290])]
+)
+def test_a_bucket_has_as_many_layers_as_find_room(nbytes: int, lengths: list[int]) -> None:
+    found = in_buckets(Replica(nn.Sequential(nn.Linear(4, 16), deep())), nbytes)
+    assert [span.stop - span.start for _, span in found] == lengths
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"strategy": "allreduce:overlap=on,algorithm=ring"}, "use algorithm=auto or native"),
-        ({"strategy": "allreduce:overlap=on,bucket=0"}, "bucket must be 1 KiB or more"),
+        ({"strategy": "allreduce:overlap=on,bucket=-1"}, "bucket must be 0 KiB or more"),
         ({"strategy": "allreduce:overlap=on", "compress": "int8"}, "leave one of the two out"),
         ({"strategy": "allreduce:overlap=perhaps"}, "overlap"),
     ],

@@ -35,6 +35,7 @@ def summary(result: Result) -> None:
         *((f"test {name}", number(value)) for name, value in result.metrics.items()),
         *_validation(result),
         ("bytes sent", f"{result.bytes_sent:,}"),
+        *_communication(result),
     ]
     rows += _asynchrony(result)
     if result.target is not None:
@@ -65,6 +66,15 @@ def _validation(result: Result) -> list[tuple[str, str]]:
             ("best", f"{result.looks_at} {result.metric} {value:.4f} after {epoch:g} epoch{'s' * (epoch != 1)}")
         )
     return rows
+
+
+def _communication(result: Result) -> list[tuple[str, str]]:
+    """Of the worker that was held up longest, where something was hidden behind computing."""
+    worker = max(result.per_worker, key=lambda one: one.get("exposed", 0.0), default={})
+    travelled, exposed = worker.get("communicating", 0.0), worker.get("exposed", 0.0)
+    if travelled <= exposed:
+        return []
+    return [("communication", f"{travelled:.3g} s of a worker's data on its way, {exposed:.3g} s of it exposed")]
 
 
 def _asynchrony(result: Result) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import groupby
 
 import torch
 
@@ -12,6 +13,8 @@ from hocket.core.weight import Weight
 
 FIRST_SHARE = 8
 """The first bucket is this much smaller than the others, so that something leaves soon."""
+SMALLEST, LARGEST = 16 << 10, 1 << 20
+"""Bytes of buckets whose size nobody has said."""
 
 
 class Buckets:
@@ -24,7 +27,7 @@ class Buckets:
 
     def __init__(self, replica: Replica, comm: Comm, nbytes: int) -> None:
         self._g, self._comm = replica.g, comm
-        self._spans = {part.number: span for part, span in in_buckets(replica.parts, nbytes // self._g.element_size())}
+        self._spans = {part.number: span for part, span in in_buckets(replica, nbytes)}
         self._sums = replica.g.new_zeros(replica.g.numel() + 1)
         self._count = self._sums[-1:]
         self._weight = Weight()
@@ -57,11 +60,21 @@ class Buckets:
         g.weight = Weight(total, total)
 
 
-def in_buckets(parts: Sequence[Part], elements: int) -> Iterator[tuple[Part, slice]]:
-    """The last part of each bucket, and the stretch that the bucket is. A part is never split."""
-    end, wanted = parts[0].span.stop, elements // FIRST_SHARE
-    for part in parts:
-        begin = part.span.start
-        if end - begin >= wanted or part is parts[-1]:
-            yield part, slice(begin, end)
-            end, wanted = begin, elements
+def in_buckets(replica: Replica, nbytes: int) -> Iterator[tuple[Part, slice]]:
+    """The last part of each bucket, and the stretch that the bucket is: as many layers as have room in it, or one that
+    is larger. The parameters of a layer are complete together, so that they stay together."""
+    wanted = (nbytes or _fitting(replica)) // replica.g.element_size()
+    room, end, last = wanted // FIRST_SHARE, replica.g.numel(), replica.parts[-1]
+    begin = end
+    for _, found in groupby(replica.parts, key=lambda part: replica.names[-1 - part.number].rpartition(".")[0]):
+        layer = list(found)
+        if begin < end and end - layer[-1].span.start > room:
+            yield last, slice(begin, end)
+            room, end = wanted, begin
+        last, begin = layer[-1], layer[-1].span.start
+    yield last, slice(begin, end)
+
+
+def _fitting(replica: Replica) -> int:
+    """Bytes of a bucket, where nobody has said it: few buckets, but not less than is worth a message."""
+    return min(max(replica.g.nbytes // 8, SMALLEST), LARGEST)

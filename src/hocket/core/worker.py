@@ -252,8 +252,9 @@ class Worker:
         g.weight = Weight(total, total)
 
     def average_in_buckets(self, nbytes: int, algorithm: Algorithm = "auto") -> Callable[[Gradient], None]:
-        """Have gradients averaged in buckets of so many bytes, each as soon as it is complete. What is returned waits
-        for the last of them, and then does to a gradient what `average` does. All workers call it together."""
+        """Have gradients averaged in buckets of so many bytes (0: as suits the model), each as soon as it is complete.
+        What is returned waits for the last of them, and then does to a gradient what `average` does. All workers call
+        it together."""
         if self.size == 1:
             return self.average
         with self.clock.paused():

@@ -23,8 +23,9 @@ class AllReduce(Strategy):
     out in messages (core/collectives.py)."""
     overlap: Literal["off", "on"] = "off"
     """`on`: a gradient is averaged in buckets, which leave while the rest of it is computed."""
-    bucket: int = 1024
-    """Size of a bucket in KiB, of the first one an eighth; a layer is never split."""
+    bucket: int = 0
+    """Size of a bucket in KiB, of the first one an eighth; a layer is never split. 0: an eighth of the gradient, from
+    16 to 1024."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -39,8 +40,8 @@ class AllReduce(Strategy):
         return self.overlap == "on"
 
     def check(self, workers: int) -> None:
-        if not 1 <= self.bucket < 2**30:
-            raise UserError(f"allreduce: bucket must be 1 KiB or more, and less than 2**30; got {self.bucket}")
+        if not 0 <= self.bucket < 2**30:
+            raise UserError(f"allreduce: bucket must be 0 KiB or more, and less than 2**30; got {self.bucket}")
         if self.sends_early and self.algorithm not in ("auto", "native"):
             raise UserError(
                 f"allreduce: algorithm={self.algorithm} is written out in messages, which nobody sees to while a "
