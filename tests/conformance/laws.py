@@ -267,7 +267,7 @@ def run_all(rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
             wanted = spec(n, strategy=text, seed=3, steps=20, lr=0.1 / (n - 1))
             found[text] = trained(rank, EVEN, wanted)
     texts = ["server:mode=sync", "server:mode=sync,servers=2", "server:mode=async"]
-    texts += ["server:mode=async,push_every=2,fetch_every=3"]
+    texts += ["server:mode=async,push_every=2,fetch_every=3", "server:mode=async,pipeline=1"]
     texts += ["gossip:kind=adpsgd", "gossip:kind=pull", "gossip:kind=push"] if argument["pairwise"] else []
     for text in texts:
         if usable(text, n):

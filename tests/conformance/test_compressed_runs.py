@@ -16,8 +16,9 @@ from hocket.compress import compressor
 from hocket.core.errors import UserError
 from hocket.strategies import strategy
 
-SENDING = [text for text in TEXTS if strategy.make(text).sends]
-SILENT = [text for text in TEXTS if text not in SENDING]
+EARLY = [text for text in TEXTS if strategy.make(text).sends_early]
+SENDING = [text for text in TEXTS if strategy.make(text).sends and text not in EARLY]
+SILENT = [text for text in TEXTS if text not in (*SENDING, *EARLY)]
 SCHEMES = [name for name in compressor if name != "none"] + ["topk:0.1+qsgd:bits=2", "randomk:0.2,feedback=on"]
 FEW = ["int8", "topk:0.1+qsgd:bits=4", "powersgd:rank=1", "dgc"]
 """One of each way to travel, and the one with the most to remember."""

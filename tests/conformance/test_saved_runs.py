@@ -14,12 +14,14 @@ import hocket
 from hocket.strategies import strategy
 
 VARIANTS = {
+    "allreduce": ["allreduce:overlap=on,bucket=1"],
     "local-sgd": ["local-sgd:every=3,momentum=average", "local-sgd:every=2,post_local=4"],
     "diloco": ["diloco:every=4", "diloco:every=5,fragments=3"],
     "gossip": [f"gossip:kind={kind}" for kind in ("adpsgd", "sgp", "pull", "push", "push,together=true")],
     "server": [
         "server:mode=async", "server:mode=ssp,slack=1", "server:mode=dssp", "server:mode=async,servers=2,stale=tail",
         "server:mode=async,push_every=2,fetch_every=3", "server:mode=async,stale=delay-compensated",
+        "server:mode=async,pipeline=1", "server:mode=async,pipeline=1,servers=2,stale=gap",
     ],
     "elastic": ["elastic:every=3,order=round-robin", "elastic:every=2,stale=gap"],
     "hogwild": ["hogwild:every=3", "hogwild:stale=gap"],

@@ -65,6 +65,7 @@ FIELDS = dict(
     target=st.none() | numbers,
     evaluate_every=st.none() | numbers,
     own_metrics=st.booleans(),
+    timeline=st.booleans(),
     data=st.none() | words,
     test_data=st.none() | words,
     device=words,

@@ -91,11 +91,12 @@ class CompressedMeans:
     def _scattered(self, x: Tensor, name: str, comm: Comm) -> Tensor:
         memory, scheme, me = self._memory, self._memory.scheme, comm.rank
         check_finite(x, scheme, name)
-        wanted = scheme.before(memory.vectors, name, x, 0.0, comm.size)
-        blocks = [scheme.encode(plain(chunk), memory.draw()) for chunk in wanted.tensor_split(comm.size)]
-        chunks = x.tensor_split(comm.size)
-        sent = [memory.decode(block, chunk) for block, chunk in zip(blocks, chunks, strict=True)]
-        scheme.after(memory.vectors, name, wanted, torch.cat(sent))
+        with memory.spans("encode"):
+            wanted = scheme.before(memory.vectors, name, x, 0.0, comm.size)
+            blocks = [scheme.encode(plain(chunk), memory.draw()) for chunk in wanted.tensor_split(comm.size)]
+            chunks = x.tensor_split(comm.size)
+            sent = [memory.decode(block, chunk) for block, chunk in zip(blocks, chunks, strict=True)]
+            scheme.after(memory.vectors, name, wanted, torch.cat(sent))
         others = [r for r in range(comm.size) if r != me]
         sending = [comm.isend(r, Message("chunk", (), (blocks[r],)), _TAG) for r in others]
         arrived = {r: memory.decode(comm.recv(r, _TAG)[1].tensors[0], chunks[me]) for r in others} | {me: sent[me]}
@@ -119,7 +120,8 @@ class CompressedMeans:
         layers = [t.view(as_matrix(t.shape)) for t in spans if scheme.helps(t.shape)]
         rest = [t.reshape(-1) for t in spans if not scheme.helps(t.shape)]
         rights = [self._right(name, i, layer, scheme.rank) for i, layer in enumerate(layers)]
-        lefts = [layer @ q for layer, q in zip(layers, rights, strict=True)]
+        with memory.spans("encode"):
+            lefts = [layer @ q for layer, q in zip(layers, rights, strict=True)]
         summed = _mean_of([*lefts, *rest], all_reduce, comm.size)
         lefts, rest = [orthogonal(p) for p in summed[: len(layers)]], summed[len(layers) :]
         rights = _mean_of([m.T @ p for m, p in zip(layers, lefts, strict=True)], all_reduce, comm.size)

@@ -65,7 +65,8 @@ class Compressed(Forwarding):
         if known not in memory.vectors:
             memory.vectors[known] = part.values.detach().clone()
             return dataclasses.replace(part, values=memory.vectors[known].clone(), packed=(Form.FIRST, part.values))
-        block = scheme.encode(plain(part.values - memory.vectors[known]), memory.draw())
+        with memory.spans("encode"):
+            block = scheme.encode(plain(part.values - memory.vectors[known]), memory.draw())
         now = self._moved(known, block)
         return dataclasses.replace(part, values=now, packed=(Form.LATER, block))
 

@@ -8,14 +8,15 @@ from torch import Tensor
 from hocket.compress.scheme import Compressor, Vectors
 from hocket.core.errors import UserError
 from hocket.core.seeds import stream
+from hocket.core.spans import Spans, unseen
 from hocket.core.state import Kept, State
 
 
 class Memory:
     """Encodes vectors, with what was lost of those before them: residuals, momentum, factors, and what others know."""
 
-    def __init__(self, scheme: Compressor, kept: Kept, seed: int, rank: int) -> None:
-        self.scheme = scheme
+    def __init__(self, scheme: Compressor, kept: Kept, seed: int, rank: int, spans: Spans = unseen) -> None:
+        self.scheme, self.spans = scheme, spans
         self.exactly = False
         """From now on nothing is encoded: what is lost last could not be made good."""
         self.vectors: Vectors = kept.keep("compressor", {})
@@ -37,12 +38,13 @@ class Memory:
 
     def encode(self, name: str, x: Tensor, momentum: float = 0.0, ranks: int = 1) -> tuple[Tensor, Tensor]:
         """A change as bytes, and as the change that they stand for; what lies between is kept under the name."""
-        check_finite(x, self.scheme, name)
-        scheme = self.scheme.at(self.step(name))
-        wanted = scheme.before(self.vectors, name, x, momentum, ranks)
-        block = scheme.encode(plain(wanted), self.draw())
-        sent = self.decode(block, x)
-        scheme.after(self.vectors, name, wanted, sent)
+        with self.spans("encode"):
+            check_finite(x, self.scheme, name)
+            scheme = self.scheme.at(self.step(name))
+            wanted = scheme.before(self.vectors, name, x, momentum, ranks)
+            block = scheme.encode(plain(wanted), self.draw())
+            sent = self.decode(block, x)
+            scheme.after(self.vectors, name, wanted, sent)
         return block, sent
 
     def step(self, name: str) -> int:
@@ -53,7 +55,8 @@ class Memory:
 
     def decode(self, block: Tensor, like: Tensor) -> Tensor:
         """The vector that these bytes stand for, as long and of the kind as another."""
-        return self.scheme.decode(block.cpu(), like.numel()).to(like.device, like.dtype)
+        with self.spans("decode"):
+            return self.scheme.decode(block.cpu(), like.numel()).to(like.device, like.dtype)
 
 
 def plain(x: Tensor) -> Tensor:

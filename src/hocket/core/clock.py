@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+FORWARD = 1 / 3
+"""The way there in a gradient's time, for a virtual clock: back, two products are computed where there it is one."""
+
 
 class Clock(Protocol):
     """Training time of one rank, in seconds. Evaluation and bookkeeping happen while it is paused."""
@@ -17,7 +20,8 @@ class Clock(Protocol):
         """A moment since the last pause, on a clock that all ranks of a host share and that no pause stops."""
 
     def charge(self, share: float, done: float = 1.0) -> None:
-        """A gradient on `share` of a full batch is computed, or `done` of it: a virtual clock adds what that costs."""
+        """A gradient on `share` of a full batch is computed, or its way back as far as `done`: a virtual clock adds
+        what that costs."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Inside, time stands still."""

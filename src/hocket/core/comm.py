@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -26,15 +27,25 @@ class Request(Protocol):
 
     def wait(self) -> None: ...
 
+    @property
+    def ended_s(self) -> float:
+        """After `wait`: when it was over, on the clock that ranks of a host share. Infinite where only who waits for
+        it knows that it is."""
+
 
 @dataclass(frozen=True)
 class Deferred:
     """A request that is finished by calling something."""
 
     finish: Callable[[], None]
+    ended: Callable[[], float] = lambda: math.inf
 
     def wait(self) -> None:
         self.finish()
+
+    @property
+    def ended_s(self) -> float:
+        return self.ended()
 
 
 class Counter(Protocol):
@@ -78,6 +89,10 @@ class Comm(Protocol):
     @property
     def native(self) -> Comm:
         """The same ranks by the engine's library alone, where the engine has something better for ranks of one host."""
+
+    def background(self) -> Comm:
+        """The same ranks, for `iall_reduce` alone: here it goes on by itself while the rank computes. Made by all ranks
+        together."""
 
     def counter(self, numbers: int = 1) -> Counter: ...
 

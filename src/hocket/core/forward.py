@@ -57,6 +57,9 @@ class Forwarding:
     def native(self) -> Comm:
         return self.around(self.inner.native)
 
+    def background(self) -> Comm:
+        return self.around(self.inner.background())
+
     def counter(self, numbers: int = 1) -> Counter:
         return self.inner.counter(numbers)
 
@@ -116,9 +119,17 @@ class Mailbox(Forwarding):
         sent = torch.zeros(self.size * self.size, dtype=torch.int64)
         self.inner.all_gather(sent, torch.tensor(self._sent))
         for sender, row in enumerate(sent.view(self.size, self.size).tolist()):
-            while self._received[sender] < row[self.rank]:
-                self._waiting.append(self.inner.recv(sender))
-                self._received[sender] += 1
+            self.take_in_from(sender, row[self.rank])
+
+    def sent_to(self, to: int) -> int:
+        """How many messages have gone to a rank so far."""
+        return self._sent[to]
+
+    def take_in_from(self, sender: int, sent: int) -> None:
+        """Receive what is on its way from a rank that has sent so many messages so far."""
+        while self._received[sender] < sent:
+            self._waiting.append(self.inner.recv(sender))
+            self._received[sender] += 1
 
     def state(self) -> list[tuple[int, Message]]:
         """The messages that wait to be received."""

@@ -127,17 +127,22 @@ class Replica:
 
     def collect(self) -> None:
         """Make `g` hold the gradients, also after something replaced or dropped a parameter's `.grad`."""
-        for p, view, grad in zip(self.parameters, self.places, self.grads, strict=True):
-            if p.grad is grad:
-                continue
-            if p.grad is None:
-                grad.zero_()
-            elif p.grad.layout != torch.strided:
-                raise UserError("sparse gradients are not supported; build the layer with sparse=False")
-            else:
-                grad.copy_(p.grad)
-            if p.dtype == view.dtype:
-                p.grad = grad
+        for at in range(len(self.parameters)):
+            self.collect_one(at)
+
+    def collect_one(self, at: int) -> None:
+        """The same for one parameter."""
+        p, grad = self.parameters[at], self.grads[at]
+        if p.grad is grad:
+            return
+        if p.grad is None:
+            grad.zero_()
+        elif p.grad.layout != torch.strided:
+            raise UserError("sparse gradients are not supported; build the layer with sparse=False")
+        else:
+            grad.copy_(p.grad)
+        if p.dtype == grad.dtype:
+            p.grad = grad
 
     def collect_odd(self) -> None:
         """The same for parameters of another type alone, where nobody else touches gradients."""

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from hocket.core.sharing import Sharing
+from hocket.core.weight import Weight
 from hocket.core.worker import Strategy, Worker
 
 
@@ -27,5 +28,5 @@ class Threaded(Strategy):
         return Sharing("hogwild", dim, self.hogwild) if self.hogwild else None
 
     @abstractmethod
-    def took(self, w: Worker, samples: int, hot: Sequence[slice]) -> None:
-        """The threads took steps on so many samples; `w.step` is the last one. `hot` is where those rows lie."""
+    def took(self, w: Worker, weight: Weight, hot: Sequence[slice]) -> None:
+        """The threads took steps on samples of this weight; `w.step` is the last one. `hot` is where those rows lie."""

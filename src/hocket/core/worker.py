@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.core.buckets import Buckets
 from hocket.core.clock import Clock
 from hocket.core.collectives import ALGORITHMS, Algorithm
 from hocket.core.comm import Comm
@@ -47,6 +48,11 @@ class Strategy(ABC):
     def sends(self) -> bool:
         """Whether gradients or models travel between ranks, and do not lie in memory that all share."""
         return bool(self.needs & {"messages", "collectives"}) and "shared-memory" not in self.needs
+
+    @property
+    def sends_early(self) -> bool:
+        """Whether parts of a gradient leave while the rest is computed."""
+        return False
 
     @property
     def lockstep(self) -> bool:
@@ -157,6 +163,8 @@ class Worker:
         """Draws the same on every worker, for what all must agree on without asking."""
         self.on_part: Callable[[Part], None] | None = None
         """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
+        self.coming = Gradient(model.g, Weight())
+        """The gradient that is computed: its weight is known before its parts are."""
         self.seal = seal
         """A vector as the rank that it is sent to will find it, for a strategy that must know that."""
         self.mixing = mixing
@@ -242,6 +250,17 @@ class Worker:
         payload = Payload(lossy=(g.vector,), residual="gradient")
         total = self._mean(payload, g.weight, self.model.gradient_count, algorithm=algorithm)
         g.weight = Weight(total, total)
+
+    def average_in_buckets(self, nbytes: int, algorithm: Algorithm = "auto") -> Callable[[Gradient], None]:
+        """Have gradients averaged in buckets of so many bytes, each as soon as it is complete. What is returned waits
+        for the last of them, and then does to a gradient what `average` does. All workers call it together."""
+        if self.size == 1:
+            return self.average
+        with self.clock.paused():
+            comm = self.comm.native if algorithm == "native" else self.comm
+            buckets = Buckets(self.model, comm.background(), nbytes)
+        self.on_part = lambda part: buckets.complete(part, self.coming.weight)
+        return buckets.average
 
     def average_replicas(
         self,

@@ -123,6 +123,8 @@ def refuse(plan: Plan, task: Task, samples: int) -> None:
         raise UserError(f"strategy {plan.made_strategy.name} has workers at a pace of their own; {remedy}")
     if plan.checkpoint != Cadence() or plan.resume:
         raise UserError(f"all workers at once write no checkpoints; {remedy}")
+    if plan.timeline:
+        raise UserError(f"all workers at once log no events for a timeline; leave it out, or {remedy}")
     if not isinstance(plan.made_compressor, Identity):
         raise UserError(f"what all workers send at once is not compressed; leave compress out, or {remedy}")
     if task.on_step or task.on_epoch:
@@ -315,6 +317,8 @@ class AllAtOnce:
                 "bytes_sent": time.bytes_sent(r),
                 "computing": max(seconds - float(time.waiting_s[r] + time.transferring_s[r]), 0.0),
                 "transferring": float(time.transferring_s[r]),
+                "communicating": float(time.transferring_s[r]),
+                "exposed": float(time.transferring_s[r]),
                 "waiting": float(time.waiting_s[r]),
                 "losses": self._losses.of(r),
                 "diverged_at_step": self._losses.diverged_at(r),

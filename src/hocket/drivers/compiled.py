@@ -11,6 +11,7 @@ import torch
 
 from hocket import optim
 from hocket.core.errors import CommError, UserError
+from hocket.core.threaded import Threaded
 from hocket.drivers.course import Course
 from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Schedule
@@ -40,6 +41,8 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
             f"the compiled workers of task {plan.task.partition(':')[0]} change only what a sample touches, and hold "
             "no momentum, which would change everything; use --momentum 0, or --driver pytorch"
         )
+    if isinstance(plan.made_strategy, Threaded) and plan.made_strategy.hot and not kernel.hot(plan.made_strategy.hot):
+        raise UserError("this task's model has no rows that are changed more often than others; leave hot out")
     return kernel
 
 

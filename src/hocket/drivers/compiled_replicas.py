@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from hocket import optim
-from hocket.core.errors import UserError
 from hocket.core.threaded import Threaded
+from hocket.core.weight import Weight
 from hocket.drivers.compiled import kernel_for
 from hocket.drivers.course import Course
 from hocket.drivers.schedule import Schedule
@@ -37,8 +37,6 @@ class CompiledReplicas:
         me, threads = self._session.group.rank, self._strategy.threads_inside
         self._threads = [kernel.worker(me * threads + i, plan.batch, plan.momentum) for i in range(threads)]
         self._hot = kernel.hot(self._strategy.hot)
-        if self._strategy.hot and not self._hot:
-            raise UserError("this task's model has no rows that are changed more often than others; leave hot out")
 
     def run(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> dict[str, Any]:
         course, session = self._course, self._session
@@ -69,13 +67,14 @@ class CompiledReplicas:
         while (done := worker.step) < plan.steps:
             until = min(*(done // each * each + each for each in (every, course.stride, steps)), plan.steps)
             samples = self._take(crew, done, until)
-            self._strategy.took(worker, samples, self._hot)
+            of_all = sum(course.shards.step_samples(step % steps) for step in range(done, until))
+            self._strategy.took(worker, Weight(samples, of_all), self._hot)
             if worker.step % course.stride == 0 and worker.step < plan.steps and course.pulse(final=False):
                 return
             with course.clock.paused():
                 stopped = self._wanted(course.rank.brake.purpose == "stop" or course.time_to_save())
-            due = course.saves_at_the_end() if until == plan.steps else until % steps == 0
-            due = due and (until == plan.steps or course.saves_after(until // steps))
+            ends_epoch = until % steps == 0 and course.saves_after(until // steps)
+            due = course.saves_at_the_end() if until == plan.steps else ends_epoch
             if (stopped or due) and course.save(dict):
                 return
 

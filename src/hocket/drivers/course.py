@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hocket import optim
-from hocket.core.clock import RealClock
+from hocket.core.clock import FORWARD, RealClock
 from hocket.core.errors import CommError
-from hocket.core.replica import Gradient, Part
+from hocket.core.replica import Part
 from hocket.core.seeds import seed_everything, stream
 from hocket.core.shard import Shards
 from hocket.core.weight import Weight
@@ -58,6 +58,11 @@ class Course:
         self._piece = plan.piece
         self._clips = plan.clip if not plan.made_strategy.lockstep else 0.0
         """Where workers do not go in step, each clips its own gradient."""
+        charged_at_once = gradients.work > 0 and not isinstance(self.clock, RealClock)
+        self._draws_the_two_ways = session.trace.fine and charged_at_once
+        """Forward and backward in virtual time, which passes when both are done."""
+        if not charged_at_once:
+            gradients.spans = session.trace.spans(self.clock)
         self._epochs_over = 0
         self._tested: Score | None = None
         self.ledger = Ledger()
@@ -67,7 +72,6 @@ class Course:
         self._by_the_clock = self.rank.comm.rank == 0 and math.isfinite(plan.checkpoint.seconds)
         self._regrouped = False
         """Whether the run goes on with other workers, who do not know how many samples those before them had."""
-        self._gradient = Gradient(gradients.replica.g, Weight())
 
     def begin(self, schedule: Schedule) -> dict[str, Any] | None:
         """Start the clock: all workers are here, and the model has been looked at once.
@@ -125,17 +129,22 @@ class Course:
         index = self.shards.batch(epoch, step, share)
         samples = index.numel()  # len() of a tensor takes a microsecond
         self.schedule.set(epoch * self.shards.steps + step + 1)
+        worker.coming.weight = Weight(samples, self.shards.step_samples(step))
         if worker.on_part is None:
             # Before it is computed: by then, who is earlier in virtual time can have asked for one too.
             clock.charge(self.gradients.work * samples / self._piece)
         loss = self._compute(index, samples / self._piece)
         if self._clips:
             optim.clip(self.gradients.replica.g, self._clips)
+        if self._draws_the_two_ways:
+            ended = clock.now()
+            back = began + FORWARD * (ended - began)
+            self.session.trace.add("forward", began, back)
+            self.session.trace.add("backward", back, ended)
         if loss is not None:
             self.ledger.add(loss, samples, began - self.began_s, worker.step + 1)
         self.session.trace.add("gradient", began, clock.now(), step=worker.step + 1, samples=samples)
-        self._gradient.weight = Weight(samples, self.shards.step_samples(step))
-        self.session.step(self._gradient)
+        self.session.step(worker.coming)
         if self._task.on_step is not None and loss is not None:
             self._task.on_step(self._progress(epoch + (step + 1) / self.shards.steps, float(loss)))
 

@@ -55,7 +55,14 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
 
 def _newcomer(state: dict[str, Any]) -> dict[str, Any]:
     """A worker that joins with the state of another has no history, and draws numbers of its own."""
-    nothing = {"bytes_sent": 0, "messages": 0, "sending_s": 0.0, "waiting_s": 0.0, "transferring_s": 0.0}
+    nothing = {
+        "bytes_sent": 0,
+        "messages": 0,
+        "sending_s": 0.0,
+        "waiting_s": 0.0,
+        "transferring_s": 0.0,
+        "hidden_s": 0.0,
+    }
     common = {"common": state["random"]["common"]}
     return state | {"totals": nothing, "samples": 0, "staleness": {}, "random": common}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.core.errors import UserError, shown
 from hocket.core.replica import Part, Replica
+from hocket.core.spans import Spans, unseen
 from hocket.layouts.portion import AllOfIt, Portion
 from hocket.tasks import SampleSet, Task
 
@@ -30,6 +31,8 @@ class Gradients(Protocol):
     work: float
     """Share of a whole model's computing that this rank does: what a virtual clock charges after a gradient."""
     train: Source
+    spans: Spans
+    """Told of forward and backward, for a timeline."""
 
     def compute(self, index: Tensor, ready: Ready | None) -> Tensor | None:
         """Put the gradient on these training samples into `replica.g`; returns the loss, None where there are none."""
@@ -65,6 +68,7 @@ class WholeModel:
         self.replica = replica
         self.portion: Portion = AllOfIt(replica)
         self.train = train
+        self.spans: Spans = unseen
         self._task, self._piece, self._autocast = task, piece, autocast
         self._module, self._device = replica.model, replica.x.device
         self._module.train()
@@ -77,8 +81,10 @@ class WholeModel:
         pieces = torch.split(index, self._piece) if 0 < self._piece < len(index) else (index,)
         total: Tensor | None = None
         for number, piece in enumerate(pieces, 1):
-            loss = self._loss(piece, len(piece) / len(index)) if len(piece) else None
-            with self._announced(ready) if ready is not None and number == len(pieces) else nullcontext():
+            with self.spans("forward"):
+                loss = self._loss(piece, len(piece) / len(index)) if len(piece) else None
+            announced = self._announced(ready) if ready is not None and number == len(pieces) else nullcontext()
+            with self.spans("backward"), announced:
                 if loss is not None:
                     torch.autograd.backward(loss)
             if loss is not None:
@@ -109,6 +115,11 @@ class WholeModel:
 
         def hook(number: int) -> Callable[[Tensor], None]:
             def completed(_: Tensor) -> None:
+                if number < announced:
+                    raise UserError(
+                        "backward came twice to a parameter whose gradient had left; use overlap=off, or "
+                        "torch.utils.checkpoint with use_reentrant=False"
+                    )
                 complete[number] = True
                 announce()
 

@@ -97,9 +97,8 @@ def _source(
 def _session(rank: Rank, plan: Plan, device: torch.device, everyone: Comm | None = None) -> Session:
     if device.type == "cpu":
         torch.set_num_threads(plan.made_strategy.threads)  # one, or the speed-up over one worker is fake
-    return Session(
-        rank, plan.made_strategy, plan.workers, plan.seed, device, Trace(plan.trace), plan.made_compressor, everyone
-    )
+    trace = Trace(plan.trace, fine=plan.timeline)
+    return Session(rank, plan.made_strategy, plan.workers, plan.seed, device, trace, plan.made_compressor, everyone)
 
 
 def serve_rank(rank: Rank, plan: Plan, task: Task) -> dict[str, Any]:

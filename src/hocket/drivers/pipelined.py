@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.core.clock import Clock
+from hocket.core.clock import FORWARD, Clock
 from hocket.core.comm import Request
 from hocket.core.message import Message
+from hocket.core.spans import Spans, unseen
 from hocket.drivers.gradients import EVALUATED, Ready, Source, casting
 from hocket.drivers.plan import Plan
 from hocket.layouts.microbatches import actions, pieces
@@ -21,8 +22,8 @@ from hocket.measure.sometimes import Sometimes
 from hocket.tasks import SampleSet, Task
 
 _TAG, _LOSS = 7004, 7005  # the loss takes no time, and may overtake the rest
-THERE, BACK = 1 / 3, 2 / 3
-"""What the two ways cost, for a virtual clock: back, two products are computed where there it is one."""
+THERE, BACK = FORWARD, 1 - FORWARD
+"""What the two ways cost, for a virtual clock."""
 
 
 class Pipelined:
@@ -41,6 +42,7 @@ class Pipelined:
         self._comm, self._within, self._clock = comm, within, clock
         self._module, self._device = self.replica.model, self.replica.x.device
         self._stage, self._last = comm.rank, comm.size - 1
+        self.spans: Spans = unseen
         self.in_flight = 0
         """Micro-batches that were on their way at once in this stage, at the most."""
         self._busy_s = self._steps_s = 0.0
@@ -74,7 +76,7 @@ class Pipelined:
             share = len(part) / self._batch / layout.ranks
             if way == "there":
                 x = self.train.take(part)[0].to(self._device) if self._stage == 0 else self._received(-1)
-                with self._busy(THERE * share), self._cast():
+                with self.spans("forward"), self._busy(THERE * share), self._cast():
                     y = self._module(x)
                     if self._stage == self._last:
                         y = self._loss(y, part) * (len(part) / len(index))
@@ -87,7 +89,7 @@ class Pipelined:
                 x, y = flying.pop(i)
                 if y.requires_grad:
                     g = None if self._stage == self._last else self._received(1)
-                    with self._busy(BACK * share):
+                    with self.spans("backward"), self._busy(BACK * share):
                         torch.autograd.backward(y, g)
                 if self._stage and x.grad is not None:
                     sent.append(self._send(-1, x.grad))

@@ -44,6 +44,10 @@ def compressor_for(text: str, chosen: Strategy) -> Compressor:
     made = make(text)
     if not isinstance(made, Identity) and not chosen.sends:
         raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave compress out")
+    if not isinstance(made, Identity) and chosen.sends_early:
+        raise UserError(
+            "a compressor looks at whole gradients, and overlap=on sends them in parts; leave one of the two out"
+        )
     return made
 
 
@@ -102,6 +106,7 @@ class Plan:
     batched: bool = False
     """Whether the gradients of many workers are computed in one call."""
     compress: str = "none"
+    timeline: bool = False
     layout: str = ""
     """How a worker's model is split over ranks, such as tensor=2; empty is not at all."""
 

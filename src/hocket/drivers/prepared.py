@@ -13,10 +13,11 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from hocket import optim
 from hocket.core.errors import UserError
-from hocket.core.replica import Gradient, Replica
+from hocket.core.replica import Replica
 from hocket.core.serving import Server
 from hocket.core.weight import Weight
 from hocket.drivers.checkpoint import pack_state, unpack_state
+from hocket.drivers.early import Early
 from hocket.drivers.judge import mean_replica
 from hocket.drivers.session import Session
 from hocket.drivers.watch import Watch
@@ -44,7 +45,8 @@ class Prepared:
         self.samples = 0
         """Those that the strategy was given."""
         self._clip: Callable[[], None] | None = None
-        self._gradient = Gradient(self.replica.g, Weight())
+        self.early: Early | None = None
+        """Where a strategy sends parts of a gradient before the step."""
 
     def begin(self) -> None:
         """Everyone gets rank 0's weights and its optimizer's state."""
@@ -93,6 +95,8 @@ class Prepared:
         session.work(optimizer, original_step)
         session.start()
         self.replica.spread()
+        if session.worker.on_part is not None:
+            self.early = Early(session.worker, session.rank.clock, self._weight)
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             loss[0] = None
@@ -100,7 +104,8 @@ class Prepared:
             if closure is not None:
                 with torch.enable_grad():
                     loss[0] = closure()
-            session.rank.clock.charge(1.0)
+            if self.early is None:
+                session.rank.clock.charge(1.0)
             if not self._overflowed():
                 self._step()
             return loss[0]
@@ -124,16 +129,21 @@ class Prepared:
             self.watch.look(self.model)
         if self._steps_elsewhere():
             self._clip_now()
-        replica.collect()
-        self._gradient.weight = Weight(1.0 if self.unweighed is None else self.unweighed, None)
+        gradient = session.worker.coming
+        if self.early is not None:
+            self.early.finish()
+        else:
+            replica.collect()
+            gradient.weight = self._weight()
         self.unweighed = None
-        self.samples += int(self._gradient.samples)
-        if session.worker.on_part is not None:
-            for part in replica.parts:  # backward is the user's: all are complete by now
-                session.worker.on_part(part)
-        session.step(self._gradient)
+        self.samples += int(gradient.samples)
+        session.step(gradient)
         if due and session.strategy.alike:
             self.watch.compare(session)
+
+    def _weight(self) -> Weight:
+        """Of the gradient that is computed, or was."""
+        return Weight(1.0 if self.unweighed is None else self.unweighed, None)
 
     def _overflowed(self) -> bool:
         """Whether a GradScaler has found gradients that are not finite, and the step is left out: by all workers, where
@@ -142,6 +152,8 @@ class Prepared:
         found: Tensor | None = getattr(optimizer, "found_inf", None)
         if found is None:
             return False
+        if self.early is not None:
+            raise UserError("a GradScaler changes gradients after backward, when they have left; use overlap=off")
         anywhere = found.detach().double().cpu().reshape(1)
         if self.session.strategy.lockstep:
             self.session.meeting.all_reduce(anywhere, "max")
@@ -204,6 +216,8 @@ class Prepared:
     def release(self) -> None:
         """Model and optimizer are ordinary ones again."""
         self.watch.end()
+        if self.early is not None:
+            self.early.end()
         self.replica.release()
         optimizer: Any = self.optimizer
         for name in ("zero_grad", "_step_supports_amp_scaling"):

@@ -56,6 +56,8 @@ def _times(totals: Totals, seconds: float, locks_s: float) -> dict[str, float]:
         "transferring": totals.transferring_s,
         "waiting": totals.waiting_s,
         "locks": locks_s,
+        "communicating": totals.sending_s + totals.transferring_s + totals.hidden_s,
+        "exposed": totals.sending_s + totals.transferring_s,
     }
 
 

@@ -63,13 +63,17 @@ class Session:
         self._device = device
         self._mail = Mailbox(self._on_device(self.group))
         self.comm = self._metered(self._mail)
-        self.world = self._metered(self._on_device(rank.comm)) if strategy.server_ranks() else self.comm
+        self._post = Mailbox(self._on_device(rank.comm)) if strategy.server_ranks() else self._mail
+        """Between workers and servers."""
+        self.world = self._metered(self._post) if strategy.server_ranks() else self.comm
         self.meeting: Comm = self.comm if everyone is None else self.beside(everyone)
         """All who train, and what is said counts as the strategy's does."""
         self.compile_s = 0.0
         self._kept = Kept()
         compresses = compressor is not None and not isinstance(compressor, Identity)
-        self._memory = Memory(compressor, self._kept, seed, rank.comm.rank) if compressor and compresses else None
+        self._memory: Memory | None = None
+        if compressor and compresses:
+            self._memory = Memory(compressor, self._kept, seed, rank.comm.rank, self.trace.spans(rank.clock))
 
     def _on_device(self, comm: Comm) -> Comm:
         return comm if self._device.type == "cpu" else OnDevice(comm, self._device)
@@ -110,6 +114,7 @@ class Session:
         """Make the worker; `start` follows. `batch` is a full one's samples, where that is known; `sharing` takes the
         place of the strategy's own."""
         self.optimizer = optimizer
+        optimizer_step = self._seen("step", optimizer_step)
         comm, seal = self._compressed(self.comm)
         world, _ = self._compressed(self.world)
         mixing = 1.0 if self._memory is None else self._memory.scheme.mixing
@@ -126,6 +131,18 @@ class Session:
             self.rank.status.operation = "compute"
             self.compile_s += time.perf_counter() - began
         return worker
+
+    def _seen(self, what: str, step: Callable[[], object]) -> Callable[[], object]:
+        """A function that a timeline shows."""
+        if not self.trace.fine:
+            return step
+        spans = self.trace.spans(self.rank.clock)
+
+        def seen() -> object:
+            with spans(what):
+                return step()
+
+        return seen
 
     def _compressed(self, comm: Comm) -> tuple[Comm, Seal]:
         if self._memory is None:
@@ -188,7 +205,7 @@ class Session:
 
         def show(worker: int) -> None:
             with clock.free():
-                rank.comm.isend(worker, Message("look", (), (x,)), FRAME)
+                rank.comm.isend(worker, Message("look", (self._post.sent_to(worker),), (x,)), FRAME)
 
         def save() -> None:
             with clock.free():
@@ -197,7 +214,7 @@ class Session:
         def load(packed: Tensor) -> None:
             self._load_common(unpack_state(packed))
 
-        step = self.replica.stepping(optimizer, step)
+        step = self.replica.stepping(optimizer, self._seen("step", step))
 
         def count() -> None:
             step()
@@ -212,11 +229,11 @@ class Session:
     def _served(self) -> Tensor:
         """The parameters as the servers hold them."""
         with self.rank.clock.free():
-            return torch.cat([part.to(self._device) for part in self._ask_servers("look")])
+            return torch.cat([shown.tensors[0].to(self._device) for shown in self._ask_servers("look")])
 
-    def _ask_servers(self, kind: str) -> list[Tensor]:
+    def _ask_servers(self, kind: str) -> list[Message]:
         self._tell_servers(kind)
-        return [self.rank.comm.recv(r, FRAME)[1].tensors[0] for r in range(self.workers, self.rank.comm.size)]
+        return [self.rank.comm.recv(r, FRAME)[1] for r in range(self.workers, self.rank.comm.size)]
 
     def part_of(self, vector: Tensor) -> Tensor:
         """What this server holds of a vector."""
@@ -233,10 +250,12 @@ class Session:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, all workers are here and nothing is on its way: the moment at which a run can be saved."""
-        self._ask_servers("away")  # not for free: it must not overtake what was sent before
+        answers = self._ask_servers("away")  # not for free: it must not overtake what was sent before
         with self.rank.clock.free():
             self.comm.barrier()  # inside the clock: who is early waits
             self._mail.take_in()
+            for server, told in enumerate(answers, self.workers):
+                self._post.take_in_from(server, told.ints[0])
             self.comm.settle()
             yield
             self.everyone.barrier()
@@ -310,6 +329,7 @@ class Session:
             "random": random,
             "staleness": worker.staleness,
             "mail": self._mail.state(),
+            "post": self._post.state(),
             "shared": worker.shared.state() if worker.has_shared else {},
         }
 
@@ -321,6 +341,7 @@ class Session:
             refill(worker.rng, random["own"])
         refill(worker.common_rng, random["common"])
         self._mail.load_state(moved(state["mail"], self._device))
+        self._post.load_state(moved(state.get("post", []), self._device))
         if state["shared"]:
             worker.shared.load_state(state["shared"])
 

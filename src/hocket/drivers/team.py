@@ -194,6 +194,16 @@ class Team(Talk):
                 return one.clip([p for p in chosen if p.requires_grad], max_norm, norm_type)
         raise UserError("team.clip_grad_norm_ takes parameters of one prepared model; call team.prepare first")
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, `backward` only adds gradients up: for all but the last before a step, under a strategy that sends
+        them while they are computed. Elsewhere they always wait for the step."""
+        with ExitStack() as stack:
+            for one in self._prepared:
+                if one.early is not None:
+                    stack.enter_context(one.early.held())
+            yield
+
     def average(self) -> None:
         """Replace all replicas by their mean, now. The workers meet."""
         for one in self._all_prepared("average"):

@@ -5,6 +5,7 @@ The two differ only in their `World`: how a rank waits, and what time a message 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -98,9 +99,9 @@ class World(ABC):
     def received(self, rank: int, envelope: Envelope) -> None:  # noqa: B027 - real time passes by itself
         """A rank takes up a message that has come in."""
 
-    def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
-        """Seconds that a collective takes once `last`, the last rank, has arrived."""
-        return 0.0
+    def meeting_ends(self, last: int, context: int, arrived_s: float, kind: str, nbytes: int, size: int) -> float:
+        """When a collective of the communicator `context` is over, to which `last`, the last rank, comes now."""
+        return time.perf_counter()
 
     def abort(self) -> None:
         """Wake every rank with `Aborted`."""
@@ -202,6 +203,11 @@ class LocalComm:
 
     def _meet(self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
         """Bring `mine` to the next collective; the returned call waits and gives this rank's result."""
+        return self._brought(kind, mine, nbytes, combine)[0]
+
+    def _brought(
+        self, kind: str, mine: Any, nbytes: int, combine: Callable[[list[Any]], list[Any]]
+    ) -> tuple[Callable[[], Any], Meeting]:
         world, key = self._world, (self._context, self._met)
         self._met += 1
         with world.exclusive():
@@ -211,8 +217,9 @@ class LocalComm:
             meeting.arrived_s = max(meeting.arrived_s, self._clock.now())
             if len(meeting.brought) == self.size:
                 meeting.result = combine([meeting.brought[r] for r in range(self.size)])
-                cost_s = world.meeting_cost(self._me, kind, nbytes, self.size)
-                meeting.leave_s = meeting.arrived_s + cost_s
+                meeting.leave_s = world.meeting_ends(
+                    self._me, self._context, meeting.arrived_s, kind, nbytes, self.size
+                )
                 world.changed(self._members)
 
         def absent() -> str:
@@ -229,24 +236,24 @@ class LocalComm:
                     del world.meetings[key]
                 return meeting.result[self.rank]
 
-        return finish
+        return finish, meeting
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
         x = x.detach() if x.requires_grad else x
-        x.copy_(self._sum(x, op)())
+        x.copy_(self._sum(x, op)[0]())
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
         # What was brought is read when the last rank arrives; until then the caller may not change it,
         # and this rank's result is only written when it waits.
         x = x.detach()
-        finish = self._sum(x, op)
-        return Deferred(lambda: _assign(x, finish()))
+        finish, meeting = self._sum(x, op)
+        return Deferred(lambda: _assign(x, finish()), lambda: meeting.leave_s)
 
-    def _sum(self, x: Tensor, op: Op) -> Callable[[], Tensor]:
+    def _sum(self, x: Tensor, op: Op) -> tuple[Callable[[], Tensor], Meeting]:
         def combine(parts: list[Tensor]) -> list[Tensor]:
             return [reduce_in_order(parts, op)] * self.size
 
-        return self._meet("all_reduce", x, _nbytes(x), combine)
+        return self._brought("all_reduce", x, _nbytes(x), combine)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         def combine(parts: list[Tensor]) -> list[Tensor]:
@@ -274,6 +281,9 @@ class LocalComm:
     @property
     def native(self) -> LocalComm:
         return self
+
+    def background(self) -> LocalComm:
+        return self  # whoever comes last adds up for all
 
     def split(self, color: int, key: int = 0) -> Comm:
         def combine(parts: list[tuple[int, int, int]]) -> list[tuple[int, list[int]]]:

@@ -26,6 +26,7 @@ from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
+from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
@@ -196,8 +197,10 @@ class MpiComm:
     """Every operation is the non-blocking one, polled: so that each wait has a deadline,
     and ranks that outnumber the cores give way to each other."""
 
-    def __init__(self, comm: Any, deadline: float, sending: list[tuple[Any, np.ndarray]]) -> None:
-        self._comm, self._deadline = comm, deadline
+    def __init__(
+        self, comm: Any, deadline: float, sending: list[tuple[Any, np.ndarray]], carrier: Carrier | None = None
+    ) -> None:
+        self._comm, self._deadline, self._carrier = comm, deadline, carrier
         self._MPI = _mpi()
         self.rank, self.size = comm.rank, comm.size
         self._ops = {"sum": self._MPI.SUM, "mean": self._MPI.SUM, "max": self._MPI.MAX, "min": self._MPI.MIN}
@@ -232,7 +235,7 @@ class MpiComm:
             if answer := test():
                 return answer
             waited = time.monotonic() - began
-            if waited < (IDLE_YIELD_S if idle else YIELD_S):
+            if waited < (IDLE_YIELD_S if idle or self._carrier else YIELD_S):
                 os.sched_yield()
             else:
                 time.sleep(min(0.001, max(waited / 50, SLEEP_S)))
@@ -280,6 +283,11 @@ class MpiComm:
         return status.source, Message.unpack(block)
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        if self._carrier:
+            return self._carrier.start(lambda: self.all_reduce(x, op))
+        return self._posted(x, op)
+
+    def _posted(self, x: Tensor, op: Op) -> Request:
         host = on_host(x)
         request = self._comm.Iallreduce(self._MPI.IN_PLACE, host.numpy(), self._ops[op])
 
@@ -291,7 +299,7 @@ class MpiComm:
         return Deferred(finish)
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
-        self.iall_reduce(x, op).wait()
+        self._posted(x, op).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         host, given = on_host(out), on_host(x)
@@ -315,11 +323,19 @@ class MpiComm:
 
     def split(self, color: int, key: int = 0) -> Comm:
         self.barrier()  # MPI's split has no deadline; after this everyone is known to be here
-        return MpiComm(self._comm.Split(color, key), self._deadline, self._sending)
+        return MpiComm(self._comm.Split(color, key), self._deadline, self._sending, self._carrier)
 
     @property
     def native(self) -> MpiComm:
         return self
+
+    def background(self) -> MpiComm:
+        """MPI moves nothing on outside its calls, so that a thread has to make them; one that leaves the core to what
+        is computed. Not where the library wants to be called from one thread alone."""
+        if self._MPI.Query_thread() < self._MPI.THREAD_MULTIPLE:
+            return self
+        self.barrier()
+        return MpiComm(self._comm.Dup(), self._deadline, [], Carrier())
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import socket
@@ -12,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hocket.core.comm import Comm, Op
+from hocket.core.comm import Comm, Op, Request
 from hocket.core.forward import Forwarding
+from hocket.engines.carrier import Carrier
 from hocket.engines.commons import Commons, Patience, load_kernels, nbytes
 from hocket.engines.host import give_back, on_host
 from hocket.engines.mapped import map_together
@@ -78,12 +80,17 @@ def _arranged(comm: Comm, hosts: list[int], patience: Patience, library_takes: T
     return Hosts(comm, hosts, patience, library_takes)
 
 
+def _aside(patience: Patience) -> Patience:
+    """Of a thread that wants the core which its own rank computes on, and must not touch what that has under way."""
+    return dataclasses.replace(patience, crowded=True, help_along=None)
+
+
 class OneHost(Forwarding):
     """Collectives through memory. What does not block is left to the library, which goes on by itself."""
 
-    def __init__(self, comm: Comm, patience: Patience, library_takes: Takes) -> None:
+    def __init__(self, comm: Comm, patience: Patience, library_takes: Takes, carrier: Carrier | None = None) -> None:
         super().__init__(comm)
-        self._patience, self._library_takes = patience, library_takes
+        self._patience, self._library_takes, self._carrier = patience, library_takes, carrier
 
         def commons(block: Block) -> Commons:
             return Commons(block, comm.size, comm.rank, patience)
@@ -96,6 +103,14 @@ class OneHost(Forwarding):
 
     def around(self, comm: Comm) -> Comm:
         return comm if comm.size == 1 else OneHost(comm, self._patience, self._library_takes)
+
+    def background(self) -> Comm:
+        return OneHost(self.inner.background(), _aside(self._patience), self._library_takes, Carrier())
+
+    def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        if self._carrier:
+            return self._carrier.start(lambda: self.all_reduce(x, op))
+        return self.inner.iall_reduce(x, op)
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
         if x.dtype not in _SUMMED or self._library_takes(x):
@@ -139,9 +154,16 @@ class Hosts(Forwarding):
     `all_gather` and `reduce_scatter` are the library's.
     """
 
-    def __init__(self, comm: Comm, hosts: list[int], patience: Patience, library_takes: Takes) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        hosts: list[int],
+        patience: Patience,
+        library_takes: Takes,
+        carrier: Carrier | None = None,
+    ) -> None:
         super().__init__(comm)
-        self._hosts, self._patience, self._library_takes = hosts, patience, library_takes
+        self._hosts, self._patience, self._library_takes, self._carrier = hosts, patience, library_takes, carrier
         self._numbers = list(dict.fromkeys(hosts))
         here = hosts[self.rank]
         local = comm.split(self._numbers.index(here))
@@ -157,6 +179,17 @@ class Hosts(Forwarding):
         hosts = torch.zeros(comm.size, dtype=torch.int64)
         comm.all_gather(hosts, torch.tensor([self._hosts[self.rank]]))
         return _arranged(comm, hosts.tolist(), self._patience, self._library_takes)
+
+    def background(self) -> Comm:
+        library = self.inner.background()
+        if library is self.inner:
+            return self  # which wants to be called from one thread alone
+        return Hosts(library, self._hosts, _aside(self._patience), self._library_takes, Carrier())
+
+    def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        if self._carrier:
+            return self._carrier.start(lambda: self.all_reduce(x, op))
+        return self.inner.iall_reduce(x, op)
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
         if self._library_takes(x):

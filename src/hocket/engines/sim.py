@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from hocket.core.clock import FORWARD
 from hocket.core.errors import CommError, UserError
 from hocket.core.memory_use import seldom_collecting
 from hocket.core.registry import filled_in
@@ -132,6 +133,7 @@ class SimWorld(World):
         self._out_free_s = [0.0] * size
         self._in_free_s = [0.0] * size
         self._incoming: list[list[tuple[float, int, float, Envelope]]] = [[] for _ in range(size)]
+        self._busy_until_s: dict[int, float] = {}  # by communicator: when its last collective is over
 
         self._heap: list[tuple[float, float, int, int]] = []
         self._ticket = [0] * size  # only a rank's newest heap entry counts
@@ -287,7 +289,7 @@ class SimWorld(World):
         self._gradient[rank] = None if done == 1 else under_way
         done_s, cost_s = under_way
         if not self.free[rank]:
-            self.now_s[rank] = max(self.now_s[rank], done_s - cost_s * (1 - done))
+            self.now_s[rank] = max(self.now_s[rank], done_s - cost_s * (1 - FORWARD) * (1 - done))
 
     def _done_s(self, rank: int, cost_s: float) -> float:
         """When a rank that now begins to compute for so long will be done."""
@@ -375,5 +377,11 @@ class SimWorld(World):
         while incoming and incoming[0][0] <= now_s:
             self._in_free_s[to] = heapq.heappop(incoming)[3].arrival_s
 
-    def meeting_cost(self, last: int, kind: str, nbytes: int, size: int) -> float:
-        return 0.0 if self.free[last] else collective_s(kind, nbytes, size, self._latency_s, self._byte_s)
+    def meeting_ends(self, last: int, context: int, arrived_s: float, kind: str, nbytes: int, size: int) -> float:
+        """Collectives that are under way at once share the wires: each begins when the one before it is over."""
+        if self.free[last]:
+            return arrived_s
+        begins_s = max(arrived_s, self._busy_until_s.get(context, 0.0))
+        ends_s = begins_s + collective_s(kind, nbytes, size, self._latency_s, self._byte_s)
+        self._busy_until_s[context] = ends_s
+        return ends_s

@@ -25,6 +25,7 @@ from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
+from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
@@ -137,8 +138,8 @@ AHEAD = 64
 class TorchComm:
     """torch.distributed with its time-outs turned into errors that say who waited for what."""
 
-    def __init__(self, group: Any, deadline: float) -> None:
-        self._group, self._deadline = group, deadline
+    def __init__(self, group: Any, deadline: float, carrier: Carrier | None = None) -> None:
+        self._group, self._deadline, self._carrier = group, deadline, carrier
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._nccl = "nccl" in str(dist.get_backend_config(group))
         self._sending: defaultdict[int, deque[tuple[Any, Tensor]]] = defaultdict(deque)
@@ -209,6 +210,11 @@ class TorchComm:
         return carried
 
     def iall_reduce(self, x: Tensor, op: Op = "sum") -> Request:
+        if self._carrier:
+            return self._carrier.start(lambda: self.all_reduce(x, op))
+        return self._posted(x, op)
+
+    def _posted(self, x: Tensor, op: Op) -> Request:
         carried = self._carried(x)
         work = dist.all_reduce(carried, _OPS[op], self._group, async_op=True)
 
@@ -220,7 +226,7 @@ class TorchComm:
         return Deferred(finish)
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
-        self.iall_reduce(x, op).wait()
+        self._posted(x, op).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: Op = "sum") -> None:
         carried = self._carried(out)
@@ -262,6 +268,12 @@ class TorchComm:
     @property
     def native(self) -> TorchComm:
         return self
+
+    def background(self) -> TorchComm:
+        """Gloo goes on by itself; the thread knows when it is done, and gives the result back where it has to."""
+        members = [self._world(rank) for rank in range(self.size)]
+        group = dist.new_group(members, timeout=timedelta(seconds=self._deadline), use_local_synchronization=True)
+        return TorchComm(group, self._deadline, Carrier())
 
     def share(self, sharing: Sharing, x: Tensor) -> SharedVector:
         from hocket.engines.mapped import between_processes

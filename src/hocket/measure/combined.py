@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hocket.measure.result import TIMES, staleness_summary
+from hocket.measure.result import COMMUNICATION, TIMES, staleness_summary
 
 WORKER_KEYS = (
-    "seconds", *TIMES, "bytes_sent", "messages", "steps", "samples", "own_metric",
+    "seconds", *TIMES, *COMMUNICATION, "bytes_sent", "messages", "steps", "samples", "own_metric",
 )  # fmt: skip
 
 Reports = Sequence[dict[str, Any]]

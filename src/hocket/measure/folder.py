@@ -17,9 +17,9 @@ from hocket.core.errors import UserError
 from hocket.measure import disk
 
 _SPEC, _EVENTS, _CURVE, _MODEL, _RESULT = "spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "result.json"
-_CHECKPOINTS, VECTORS, BEST = "checkpoints", "vectors", "best.safetensors"
+_CHECKPOINTS, VECTORS, BEST, TIMELINE = "checkpoints", "vectors", "best.safetensors", "timeline.json"
 _FOLDERS = (_CHECKPOINTS, VECTORS)
-_OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, BEST, _RESULT, *_FOLDERS)
+_OURS = (_SPEC, _EVENTS, _CURVE, _MODEL, BEST, TIMELINE, _RESULT, *_FOLDERS)
 """What --force replaces; whatever else is in the folder stays."""
 _NEW, _OLD, _LOCK = ".new", ".old", ".lock"
 
@@ -108,6 +108,9 @@ class RunFolder:
     def best(self, blob: bytes) -> None:
         """The best model so far."""
         self._try(BEST, lambda: disk.write(self.path / BEST, blob))
+
+    def timeline(self, blob: bytes) -> None:
+        self._try(TIMELINE, lambda: disk.write(self.path / TIMELINE, blob))
 
     def vectors(self, write: Callable[[Path], None]) -> None:
         """Let `write` put files of its own into a folder vectors/, which is there only if it does."""

@@ -29,9 +29,11 @@ class Totals(State):
     sending_s: float
     waiting_s: float
     transferring_s: float
+    hidden_s: float
+    """Data travelled while the rank went on with something else."""
 
     def __init__(self) -> None:
-        super().__init__(bytes_sent=0, messages=0, sending_s=0.0, waiting_s=0.0, transferring_s=0.0)
+        super().__init__(bytes_sent=0, messages=0, sending_s=0.0, waiting_s=0.0, transferring_s=0.0, hidden_s=0.0)
 
     def blocked(self, took_s: float, until_all_are_here_s: float) -> None:
         """A rank was blocked: it waited until the last that it needed was there, and from then on data travelled."""
@@ -55,8 +57,11 @@ class Metered(Forwarding):
         self.ahead_s = 0.0
         """Of this host's clock over rank 0's."""
         self._met = array("d")
-        """Of each collective: when this rank entered it, when it was blocked in it, and how long."""
+        """Of each collective: when this rank entered it, when it was blocked in it, and how long; and when it was over,
+        if it may have been while the rank did something else."""
         self._blocks = 0
+        self._over = 0.0
+        """When the last collective in the background was."""
         self._children: list[Metered] = []
 
     def _begin(self, operation: str) -> float:
@@ -117,25 +122,27 @@ class Metered(Forwarding):
         finally:
             took = self._end(began)
             self.totals.blocked(took, posted - self.common(began))
+            if self._trace.fine and about:
+                about["waited"] = posted - self.common(began)
             self._trace.add("recv", began, began + took, bytes=0, **about)
 
     # Collectives
 
     def _end_collective(self, operation: str, began: float, nbytes: int) -> None:
         took = self._end(began)
-        self._count(operation, began, took, nbytes)
+        self._count(operation, began, began + took, nbytes)
         entered = self.common(began)
         self._keep(entered, entered, took)
 
-    def _count(self, operation: str, began: float, took: float, nbytes: int) -> None:
+    def _count(self, operation: str, began: float, ended: float, nbytes: int) -> None:
         self.totals.bytes_sent += nbytes
-        self._trace.add(operation, began, began + took, bytes=nbytes)
+        self._trace.add(operation, began, ended, bytes=nbytes)
 
     def _keep(self, entered: float, blocked: float, took: float) -> None:
-        if len(self._met) == 3 * BLOCK:  # as it is on all ranks, at the same collective
+        if len(self._met) == 4 * BLOCK:  # as it is on all ranks, at the same collective
             with self._clock.paused():
                 self._compare()
-        self._met.extend((entered, blocked, took))
+        self._met.extend((entered, blocked, took, -math.inf))
 
     def settle(self) -> None:
         """Split the time in collectives into waiting and transferring. All ranks call it together."""
@@ -146,12 +153,15 @@ class Metered(Forwarding):
     def _compare(self) -> None:
         if not self._met:
             return
-        entered, blocked, took = torch.tensor(self._met, dtype=torch.float64).view(-1, 3).T.contiguous()
+        entered, blocked, took, over = torch.tensor(self._met, dtype=torch.float64).view(-1, 4).T.contiguous()
         last = entered.clone()
         self.inner.all_reduce(last, "max")
         waited = (last - blocked).clamp(min=0).minimum(took)
         self.totals.waiting_s += float(waited.sum())
         self.totals.transferring_s += float((took - waited).sum())
+        # One after the other: a collective travels when all are there and the one before it is over
+        before = torch.cat([over.new_tensor([-math.inf]), over.cummax(0).values[:-1]])
+        self.totals.hidden_s += float((over - last.maximum(before) - (took - waited)).clamp(min=0).sum())
         self._met = array("d")
         self._blocks += 1
 
@@ -164,7 +174,9 @@ class Metered(Forwarding):
         """To start it is sending; what is blocked is the wait for its end."""
         posted = self._begin("all_reduce")
         request = self.inner.iall_reduce(x, op)
-        self.totals.sending_s += self._end(posted)
+        took = self._end(posted)
+        self.totals.sending_s += took
+        self._trace.add("send", posted, posted + took, bytes=0, kind="to the background")
         self._keep(self.common(posted), 0.0, 0.0)
         block, at = self._blocks, len(self._met)
 
@@ -172,9 +184,13 @@ class Metered(Forwarding):
             began = self._begin("all_reduce")
             request.wait()
             took = self._end(began)
-            self._count("all_reduce", began, took, ring_bytes(x.numel(), x.element_size(), self.size, self.rank))
+            self._trace.add("wait", began, began + took)
+            over = min(request.ended_s - self._clock.common(0.0), began + took)
+            nbytes = ring_bytes(x.numel(), x.element_size(), self.size, self.rank)
+            self._count("background", max(posted, self._over), over, nbytes)
+            self._over = over
             if block == self._blocks:
-                self._met[at - 2], self._met[at - 1] = self.common(began), took
+                self._met[at - 3 : at] = array("d", (self.common(began), took, self.common(over)))
             else:  # the ranks have compared in between, so all had entered
                 self.totals.transferring_s += took
 

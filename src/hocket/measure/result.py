@@ -19,6 +19,8 @@ Verdict = Literal["reached-target", "finished", "diverged", "crashed", "interrup
 
 TIMES = ("computing", "sending", "transferring", "waiting", "locks")
 """What a worker's seconds are made of."""
+COMMUNICATION = ("communicating", "exposed")
+"""How long data of a worker's travelled, and for how much of that it did nothing else."""
 
 
 @dataclass(frozen=True)

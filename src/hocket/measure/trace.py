@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from hocket.core.clock import Clock
+from hocket.core.spans import Spans, unseen
 
 DETAIL = 10_000
 """Events that each rank records one by one, unless the user says otherwise; what follows is only counted."""
@@ -11,8 +16,10 @@ DETAIL = 10_000
 class Trace:
     """Events in the order in which they ended. The first `limit` are kept, the rest counted."""
 
-    def __init__(self, limit: int = DETAIL) -> None:
+    def __init__(self, limit: int = DETAIL, *, fine: bool = False) -> None:
         self._limit = limit
+        self.fine = fine
+        """Whether it is drawn as a timeline, and has to know what a gradient and a step are made of."""
         self._events: list[tuple[str, float, float, dict[str, Any]]] = []
         self.dropped = 0
         self.origin_s = 0.0
@@ -24,6 +31,19 @@ class Trace:
             self._events.append((event, start_s, end_s, fields))
         else:
             self.dropped += 1
+
+    def spans(self, clock: Clock) -> Spans:
+        """Adds an event for what is done inside, if the log is that fine."""
+        if not self.fine:
+            return unseen
+
+        @contextmanager
+        def span(event: str) -> Iterator[None]:
+            began = clock.now()
+            yield
+            self.add(event, began, clock.now())
+
+        return span
 
     def take(self) -> list[dict[str, Any]]:
         """The events since the last call, ready for JSON."""

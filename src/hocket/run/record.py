@@ -19,6 +19,7 @@ from hocket.measure.combined import combined
 from hocket.measure.folder import RunFolder
 from hocket.measure.losses import PARTS, time_to_loss
 from hocket.measure.result import Result, Verdict, by_name, recorded, versions
+from hocket.measure.timeline import Timeline
 from hocket.run.blame import NothingTrained
 from hocket.run.past import checkpoint_name
 from hocket.run.progress import Display
@@ -54,6 +55,7 @@ class Recorder(Listener):
         self._model = self._best_model = b""
         self._best = about.best
         self._closed = False
+        self._timeline = Timeline(about.plan.training_ranks) if about.plan.timeline else None
 
     def record(self, title: str, run: Callable[[], list[dict[str, Any]]]) -> Result:
         """Run, and write down what came of it, however it ends."""
@@ -80,6 +82,8 @@ class Recorder(Listener):
             case "events" if folder:
                 for event in data["events"]:
                     folder.event(rank, event)
+                if self._timeline:
+                    self._timeline.add(rank, data["events"])
             case "point":
                 again = any(point["epoch"] == data["epoch"] for point in self._curve)  # in a run made longer
                 self._curve.append(data)
@@ -120,6 +124,8 @@ class Recorder(Listener):
         if self._closed:
             return None
         self._closed = True
+        if self._folder and self._timeline:
+            self._folder.timeline(self._timeline.to_json())
         missing = self._folder.finish(record) if self._folder else None
         self._display.end(record)  # last, as whoever reads it may have gone
         return missing

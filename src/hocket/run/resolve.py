@@ -53,10 +53,9 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         _check_split(spec, task, layout, chosen, optim.parse(optimizer)[0])
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_batch(workers, batch, samples)
+    _check_lr(spec, lr, workers)
     if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
         raise UserError("clip needs the whole gradient in one place; use one server, or leave --clip out")
-    if lr * (workers if spec.scale_lr else 1) > LARGEST_LR:
-        raise UserError(f"lr must be at most {LARGEST_LR:g} (for all workers together), got {lr:g}")
     plan = Plan(
         task=spec.task,
         data=spec.data or "",
@@ -87,6 +86,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         checkpoint=cadence(spec.checkpoint_every),
         resume="",
         compress=spec.compress,
+        timeline=spec.timeline,
         layout=spec.layout,
     )
     _check_schedule(plan, task, Shards(samples, workers, batch, spec.seed).steps)
@@ -220,6 +220,11 @@ def _momentum(spec: RunSpec, task: Task, optimizer: str) -> float:
     if spec.momentum and not takes_it:
         raise UserError(f"optimizer {optimizer} takes no momentum; leave --momentum out, or use --optimizer sgd")
     return _of_optimizer(spec, task, optimizer, "momentum", optim.MOMENTA) if takes_it else 0.0
+
+
+def _check_lr(spec: RunSpec, lr: float, workers: int) -> None:
+    if lr * (workers if spec.scale_lr else 1) > LARGEST_LR:
+        raise UserError(f"lr must be at most {LARGEST_LR:g} (for all workers together), got {lr:g}")
 
 
 def _check_batch(workers: int, batch: int, samples: int) -> None:

@@ -81,6 +81,8 @@ class Training:
         """Train. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt when the record is finished."""
         if self.is_root and not out and self.plan.checkpoint != Cadence():
             raise UserError("checkpoints need a folder; give one with out=")
+        if self.is_root and not out and self.plan.timeline:
+            raise UserError("a timeline needs a folder; give one with out=")
         resumed_at = epochs_done(Path(self.plan.resume)) if self.plan.resume else None
         with Interrupts(), _torch_as_it_was():
             if display and self.is_root:

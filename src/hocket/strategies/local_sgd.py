@@ -81,11 +81,11 @@ class LocalSGD(Threaded):
         if now.met_all != w.step:
             self.average(w, w.comm, now.in_all)  # the farewell: everyone leaves with one model
 
-    def took(self, w: Worker, samples: int, hot: Sequence[slice]) -> None:
+    def took(self, w: Worker, weight: Weight, hot: Sequence[slice]) -> None:
         """What becomes of steps that compiled threads took: at most up to the next average."""
         now = w.kept("now")
-        now.in_group += Weight(samples, None)
-        now.in_all += Weight(samples, None)
+        now.in_group += weight
+        now.in_all += weight
         if w.step % self.every != 0:
             return
         now.rounds += 1

@@ -43,6 +43,9 @@ class ParameterServer(Strategy):
     """Downpour: gradients that an asynchronous worker adds up before it sends them."""
     fetch_every: int = 1
     """Downpour: steps between two reads; a worker steps by itself in between."""
+    pipeline: int = 0
+    """1: an asynchronous worker computes its next gradient while its push, and the parameters that it gets for it, are
+    on their way; so these are one read older."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -67,6 +70,11 @@ class ParameterServer(Strategy):
                 raise UserError(
                     f"server: {name} is for mode=async; in mode={self.mode} workers push and read each step"
                 )
+
+        if self.pipeline not in (0, 1):
+            raise UserError(f"server: pipeline is 0 or 1, got {self.pipeline}")
+        if self.pipeline and (self.mode != "async" or self.push_every > 1 or self.fetch_every > 1):
+            raise UserError("server: pipeline=1 is for mode=async, with a push and a read at each step")
 
     @property
     def lockstep(self) -> bool:
@@ -119,6 +127,7 @@ class ParameterServer(Strategy):
         total = w.keep("total", torch.zeros_like(w.x) if self.push_every > 1 else w.x.new_zeros(()))
         since = w.keep("since", State(samples=0, read=[0] * self.servers))
         velocity = w.keep("velocity", torch.zeros_like(w.x) if ahead else w.x.new_zeros(()))
+        asked = w.keep("asked", State(reads=0))  # those that are on their way
 
         def push(gradient: Tensor, reply: bool) -> None:
             if ahead and since.samples:
@@ -128,6 +137,13 @@ class ParameterServer(Strategy):
                 ints = since.read[k], since.samples, int(reply)
                 w.world.isend(ranks[k], Message("push", ints, (Lossy(part, f"push/{k}"), hyperparameters)))
             since.samples = 0
+
+        def take() -> None:
+            for k, rank in enumerate(ranks):
+                _, model = w.world.recv(rank)
+                x[k].copy_(model.tensors[0])
+                read[k] = model.ints[0]
+            asked.reads -= 1
 
         while (g := (yield)) is not None:
             pushes, fetches = w.step % self.push_every == 0, w.step % self.fetch_every == 0
@@ -143,12 +159,13 @@ class ParameterServer(Strategy):
                 for rank in ranks:
                     w.world.isend(rank, Message("fetch"))
             if fetches:
-                for k, rank in enumerate(ranks):
-                    _, model = w.world.recv(rank)
-                    x[k].copy_(model.tensors[0])
-                    read[k] = model.ints[0]
+                asked.reads += 1
+                if asked.reads > self.pipeline:
+                    take()
             else:
                 w.descend(g)
+        while asked.reads:
+            take()
         if since.samples:
             push(total, reply=False)
         for rank in ranks:
@@ -163,7 +180,7 @@ class ParameterServer(Strategy):
     def server(self, s: Server) -> None:
         staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness))
         pace = s.keep("pace", Pace(s, *self.slacks()))
-        views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers))
+        views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers, self.pipeline))
         looks_back = staleness.needs_the_read() or self.ahead(s.workers) > 0
         pushed: dict[int, Message] = s.keep("pushed", {})  # sync: the gradients of this step
         waiting: set[int] = s.keep("waiting", set())  # workers that want the parameters

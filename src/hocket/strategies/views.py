@@ -13,13 +13,15 @@ class Views(State):
     newest: dict[int, Tensor]
     oldest: dict[int, Tensor]
     """Of a worker that has read again before it pushed: where the oldest gradient that it holds was computed."""
+    before: dict[int, Tensor]
+    """What a worker had before the newest: there it computes while that is on its way."""
     true: dict[int, Tensor]
     """What the parameters really were when a worker read them last."""
 
-    def __init__(self, ahead: float, x: Tensor, workers: int) -> None:
+    def __init__(self, ahead: float, x: Tensor, workers: int, pipeline: int = 0) -> None:
         everyone = dict.fromkeys(range(workers), x.clone())
-        super().__init__(newest=everyone, oldest={}, true=dict(everyone))
-        self._ahead = ahead
+        super().__init__(newest=everyone, oldest={}, before=dict(everyone) if pipeline else {}, true=dict(everyone))
+        self._ahead, self._pipeline = ahead, pipeline
 
     def given(self, worker: int, x: Tensor) -> Tensor:
         """What a worker shall compute its next gradient at: where the parameters should be when that arrives.
@@ -28,6 +30,8 @@ class Views(State):
         """
         now = x.clone()
         view = now + self._ahead * (now - self.true[worker]) if self._ahead else now
+        if self._pipeline:
+            self.before[worker] = self.newest[worker]
         self.true[worker], self.newest[worker] = now, view
         return view
 
@@ -37,4 +41,4 @@ class Views(State):
 
     def pushed(self, worker: int) -> Tensor:
         """A worker pushes: where the oldest of its gradients was computed."""
-        return self.oldest.pop(worker, self.newest[worker])
+        return self.before[worker] if self._pipeline else self.oldest.pop(worker, self.newest[worker])

@@ -1,0 +1,38 @@
+"""Law: a gradient that leaves in buckets while it is computed is the one that leaves when it is complete."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlapping import OFF, ON
+
+from hocket.engines.catalogue import Engine, Listener, Program, engine
+
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+@cache
+def facts(name: str, size: int) -> list[dict[str, Any]]:
+    chosen: Engine = engine.make(name)
+    return chosen.run(Program("overlapping:run_all"), size, Listener())
+
+
+@pytest.mark.parametrize("case", ["tiny", "norm", "unused", "pieces", "own", "micro", "dropped"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", list(engine))
+def test_buckets_come_to_the_same_bits(name: str, size: int, case: str) -> None:
+    """Every engine sums each element by itself, in the order of the ranks."""
+    for rank in facts(name, size):
+        assert rank[f"{case}/{ON}"] == rank[f"{case}/{OFF}"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", list(engine))
+def test_the_librarys_own_sums_may_differ_in_the_last_bit(name: str, size: int) -> None:
+    for rank in facts(name, size):
+        assert rank["native"] == pytest.approx(rank[f"tiny/{OFF}"], rel=1e-4, abs=1e-5)
+        assert rank["native"] == facts(name, size)[0]["native"]
