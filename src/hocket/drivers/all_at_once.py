@@ -123,6 +123,8 @@ def refuse(plan: Plan, task: Task, samples: int) -> None:
         raise UserError(f"strategy {plan.made_strategy.name} has workers at a pace of their own; {remedy}")
     if plan.checkpoint != Cadence() or plan.resume:
         raise UserError(f"all workers at once write no checkpoints; {remedy}")
+    if plan.timeline:
+        raise UserError(f"all workers at once log no events for a timeline; leave it out, or {remedy}")
     if not isinstance(plan.made_compressor, Identity):
         raise UserError(f"what all workers send at once is not compressed; leave compress out, or {remedy}")
     if plan.made_strategy.sends_early or plan.timeline:
