@@ -169,7 +169,6 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "without samples": dict(optimizer="adam", workers=3),
     "one by one": dict(sim={"compute": "measured"}),
     "no option of fleet": dict(sim={"cores": "2"}),
-    "leaves while they compute": dict(strategy="allreduce:overlap=on"),
 }
 
 

@@ -127,8 +127,6 @@ def refuse(plan: Plan, task: Task, samples: int) -> None:
         raise UserError(f"all workers at once log no events for a timeline; leave it out, or {remedy}")
     if not isinstance(plan.made_compressor, Identity):
         raise UserError(f"what all workers send at once is not compressed; leave compress out, or {remedy}")
-    if plan.made_strategy.sends_early or plan.timeline:
-        raise UserError(f"all workers at once have no timeline, and nothing that leaves while they compute; {remedy}")
     if task.on_step or task.on_epoch:
         raise UserError(f"all workers at once have no model of their own for Task.on_step and on_epoch; {remedy}")
     name, _ = optim.parse(plan.optimizer)

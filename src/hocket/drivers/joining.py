@@ -52,6 +52,8 @@ def join(
 
     `layout` splits the model over ranks, such as `tensor=2`; a worker is then all ranks that have parts of one model.
 
+    `deadline` is how many seconds a rank waits for another; under `hocket launch` its `--deadline` counts.
+
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """

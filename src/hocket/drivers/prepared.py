@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -137,6 +138,12 @@ class Prepared:
             gradient.weight = self._weight()
         self.unweighed = None
         self.samples += int(gradient.samples)
+        if session.worker.step == 0 and gradient.samples and not replica.g.any():
+            warnings.warn(
+                "the first gradient is 0 in every parameter of the prepared model: was another one trained, such as a "
+                "copy, or the one from before team.prepare?",
+                stacklevel=5,
+            )
         session.step(gradient)
         if due and session.strategy.alike:
             self.watch.compare(session)

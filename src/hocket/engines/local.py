@@ -152,7 +152,10 @@ class Meeting:
 def told(call: Call) -> str:
     """A collective in words."""
     kind, *what = call
-    return kind if not what else f"{kind} of " + " ".join(str(part).removeprefix("torch.") for part in what)
+    if not what:
+        return str(kind)
+    length, dtype, *op = what
+    return f"{kind} of {length} {str(dtype).removeprefix('torch.')}" + (f" ({op[0]})" if op and op[0] != "sum" else "")
 
 
 class LocalComm:
