@@ -14,6 +14,7 @@ from common import say_where
 import hocket
 
 BATCH = 64
+LEARNING = {"lr": 0.03, "momentum": 0.9, "lr_decay": 0.8}
 TARGETS = (0.97, 0.985)
 EPOCHS = 8
 
@@ -45,7 +46,14 @@ def main() -> None:
     for ranks in map(int, counts or (1, 2, 4)):
         for name, settings in ways(ranks):
             result = hocket.fit(
-                task, engine="mpi", target=max(TARGETS), evaluate_every=0.25, epochs=EPOCHS, progress=False, **settings
+                task,
+                engine="mpi",
+                target=max(TARGETS),
+                evaluate_every=0.25,
+                epochs=EPOCHS,
+                progress=False,
+                **LEARNING,
+                **settings,
             )
             found = " | ".join(reached(result, target) for target in TARGETS)
             sent = result.bytes_sent / result.curve[-1]["samples"]

@@ -152,12 +152,11 @@ class Judge:
 
 def distance_from_mean(values: Tensor, workers: Comm, portion: Portion) -> float | None:
     """The root of the mean square distance of the workers' values from their mean; all call it together."""
-    apart = values
-    if workers.size > 1:
-        apart = values.clone()
-        workers.all_reduce(apart, "mean")
-    apart = values - apart
-    square = portion.square(apart)
+    if workers.size == 1:
+        return finite(0.0 * float(values.sum(dtype=torch.float64)))  # nothing, unless it has diverged
+    mean = values.clone()
+    workers.all_reduce(mean, "mean")
+    square = portion.square(values - mean)
     workers.all_reduce(square, "mean")
     return finite(float(square.sqrt()))
 

@@ -46,11 +46,6 @@ STARTED = [sys.executable, "-m", "hocket.engines.started"]
 """What a rank's process runs."""
 
 
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""For the C library: keep what is freed, also where it is large. Else the tensors of every step get fresh memory, and
-the kernel may take longer to give it, page by page, than the model to compute."""
-
-
 def rank_environment(
     control: Control, main: Program, engine: str, deadline: float, cores: Sequence[int] = ()
 ) -> dict[str, str]:
@@ -63,7 +58,9 @@ def rank_environment(
         "OMP_NUM_THREADS": "1",  # one BLAS thread a worker, or the measured speed-up is fake
         "MKL_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-    } | {name: os.environ.get(name, value) for name, value in _KEEP_MEMORY.items()}
+        # Large tensors get fresh memory in every step; in small pages the kernel may take longer for it than the model
+        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
+    }
 
 
 def per_core(size: int) -> float:

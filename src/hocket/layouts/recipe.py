@@ -106,6 +106,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self.made: list[weakref.ref[Tensor]] = []
+        self._scratch = torch.empty(0).untyped_storage()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -133,10 +134,18 @@ class Recorder(TorchDispatchMode):
             raise CannotRecord(f"{func} takes no generator")
         state: Tensor = (kwargs.get("generator") or torch.default_generator).get_state()
         real_args, real_kwargs = tree_map_only(
-            Tensor, lambda t: torch.ones_like(t, device="cpu") if t.is_meta else t.clone(), (args, kwargs)
+            Tensor, lambda t: self._stand_in(t) if t.is_meta else t.clone(), (args, kwargs)
         )
         func(*real_args, **real_kwargs)
         return state
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """A real tensor of the same shape, in memory that all of them have in turn."""
+        view = View.of(tensor)._replace(offset=0)
+        last = sum((size - 1) * stride for size, stride in zip(view.size, view.stride, strict=True))
+        if self._scratch.nbytes() < (last + 1) * tensor.element_size():
+            self._scratch = torch.empty(last + 1, dtype=tensor.dtype).untyped_storage()
+        return view.on(self._scratch).fill_(1)
 
 
 def _written(tensor: Tensor) -> View | Tensor:
