@@ -153,7 +153,7 @@ class Judge:
 def distance_from_mean(values: Tensor, workers: Comm, portion: Portion) -> float | None:
     """The root of the mean square distance of the workers' values from their mean; all call it together."""
     if workers.size == 1:
-        return finite(0.0 * float(values.sum(dtype=torch.float64)))  # nothing, unless it has diverged
+        return finite(0.0 * float(values.sum()))  # nothing, unless it has diverged
     mean = values.clone()
     workers.all_reduce(mean, "mean")
     square = portion.square(values - mean)

@@ -127,3 +127,8 @@ def scatter(comm: Comm, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Whole becomes shared out along `dim`; the gradients are gathered on the way back."""
     part: Tensor = _Scatter.apply(comm, x, dim % x.dim(), sizes)  # type: ignore[no-untyped-call]
     return part
+
+
+def total(comm: Comm, x: Tensor) -> Tensor:
+    """The sum over all ranks, of which each uses the result in its own way: gradients are added up too."""
+    return enter(comm, reduced(comm, x))

@@ -135,24 +135,6 @@ class _Assemble(torch.autograd.Function):
         return None, ctx.tile.of(g, ctx.all), None
 
 
-class _Total(torch.autograd.Function):
-    """The sum over all ranks, of which each uses the result in its own way: gradients are added up too."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-        ctx.comm = comm
-        out = x.clone()
-        comm.all_reduce(out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
-        out = g.clone(memory_format=torch.contiguous_format)
-        ctx.comm.all_reduce(out)
-        return None, out
-
-
 def fetch_bytes(like: Tensor, tiles: list[Box], needs: list[Box]) -> int:
     """What all ranks together send for that, one way; `like` has the batch, channels and type."""
     sent = 0
@@ -175,8 +157,3 @@ def assemble(comm: Comm, x: Tensor, tiling: Tiling) -> Tensor:
     """The whole image, from everybody's tile."""
     image: Tensor = _Assemble.apply(comm, x, tiling)  # type: ignore[no-untyped-call]
     return image
-
-
-def total(comm: Comm, x: Tensor) -> Tensor:
-    summed: Tensor = _Total.apply(comm, x)  # type: ignore[no-untyped-call]
-    return summed
