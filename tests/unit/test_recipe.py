@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import chain, pairwise
 
@@ -9,8 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from tiny import on_threads
+from torch import Tensor, nn
 
+from hocket.core.comm import Rank
+from hocket.layouts.mesh import Layout, Mesh
+from hocket.layouts.placing import place
 from hocket.layouts.recipe import Recipe, recipe_of
 
 
@@ -84,3 +89,29 @@ def test_a_model_has_no_memory_until_its_tensors_are_made() -> None:
 @pytest.mark.parametrize("kind", [Hidden, Curious])
 def test_what_needs_values_is_made_at_once(kind: type[nn.Module]) -> None:
     assert recipe_of(kind) is None
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    image = (nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*image, nn.Linear(4 * 6 * 6, 9), nn.ReLU(), nn.Linear(9, 4))
+
+
+@pytest.mark.parametrize("layout", ["tensor=3", "domain=2", "pipeline=3", "tensor=2,pipeline=2", "tensor=2,data=2"])
+def test_the_parts_that_ranks_get_are_those_of_the_whole_model(layout: str) -> None:
+    wanted = Layout.parse(layout)
+    ranks = wanted.ranks * max(wanted.data, 1)
+    recipe_made = threading.Lock()  # as in a Task: random numbers are drawn from one place
+
+    def main(rank: Rank) -> dict[str, Tensor]:
+        with recipe_made:
+            recipe = Recipe(network)
+        rank.comm.barrier()
+        mesh = Mesh(rank.comm, wanted.over(ranks))
+        placed = place(recipe, mesh, mesh.within, torch.device("cpu"), torch.randn(4, 2, 8, 8))
+        return dict(placed.portion.tensors())
+
+    found = on_threads(main, ranks)[0]
+    expected = network().state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
