@@ -75,6 +75,10 @@ def test_all_tensors_are_the_same_in_any_order() -> None:
     assert_made_alike(Various)
 
 
+def test_another_order_in_memory() -> None:
+    assert_made_alike(lambda: nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last))
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6))
 def test_dense_layers_of_any_width(widths: list[int]) -> None:

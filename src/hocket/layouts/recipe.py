@@ -111,7 +111,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == META:  # PyTorch asks for where another tensor is
+            kwargs["device"] = torch.device("cpu")
         makes = any(argument.name == "device" for argument in func._schema.arguments)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not makes and not any(tensor.is_meta for tensor in tensors):
