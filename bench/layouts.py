@@ -1,15 +1,24 @@
-"""Models and images that are split over 2 ranks, against one process: speed, a pipeline's bubble, a halo's time."""
+"""Models and images that are split over 2 ranks, against one process: speed, a pipeline's bubble, a halo's time.
+
+`python bench/layouts.py [ROUNDS] [CASE ...]`: the three ways are interleaved, medians are shown.
+"""
 
 from __future__ import annotations
 
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from common import Measured, compare, say_where
+from common import Measured, say_where, shown
 from torch import Tensor, nn
 
 import hocket
+from hocket.layouts.microbatches import bubble
+
+STEPS = 4
 
 
 def _samples(count: int, *shape: int) -> tuple[Tensor, Tensor]:
@@ -33,13 +42,13 @@ def _convolutions() -> nn.Module:
     )  # fmt: skip
 
 
-def _task(model: object, batch: int, *shape: int) -> hocket.Task:
-    data = _samples(2 * batch, *shape), _samples(8, *shape)
-    return hocket.Task(model=model, data=data, batch=batch, lr=1e-4, epochs=1)  # type: ignore[arg-type]
+def _task(model: Callable[[], nn.Module], batch: int, *shape: int) -> hocket.Task:
+    data = _samples(STEPS * batch, *shape), _samples(8, *shape)
+    return hocket.Task(model=model, data=data, batch=batch, lr=1e-4, epochs=1)
 
 
 wide = _task(_wide, 256, 4096)
-deep = _task(_deep, 512, 1536)
+deep = _task(_deep, 2048, 1536)  # smaller micro-batches cost a process alone a quarter more than the batch
 convolutions = _task(_convolutions, 4, 3, 512, 512)
 
 CASES = {
@@ -49,28 +58,39 @@ CASES = {
 }
 
 
+WAYS = ("serial", "two at once", "split")
+"""Two processes that each train a model of their own, and say nothing, show what the second core can give at most."""
+
+
+def _run(name: str, way: str, layout: str) -> hocket.Result:
+    settings: dict[str, Any] = {
+        "serial": {"strategy": "serial", "workers": 1},
+        "two at once": {"strategy": "local-sgd:every=1000", "workers": 2},
+        "split": {"layout": layout},
+    }[way]
+    task = f"{Path(__file__).resolve()}:{name}"
+    return hocket.fit(task, engine="mpi", steps=STEPS, progress=False, **settings)
+
+
 def main() -> None:
     say_where()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    for name, (layout, what) in CASES.items():
+    for name in sys.argv[2:] or CASES:
+        layout, what = CASES[name]
         print(f"{name}: {what}", flush=True)
-        task = f"{Path(__file__).resolve()}:{name}"
-        found: list[hocket.Result] = []
-
-        def run(layout: str, task: str = task, found: list[hocket.Result] = found) -> Measured:
-            strategy = "allreduce" if layout else "serial"
-            result = hocket.fit(task, layout=layout, strategy=strategy, engine="mpi", steps=2, progress=False)
-            found.append(result)
-            return Measured(result.samples_per_s or 0.0)
-
-        compare(layout, lambda layout=layout: run(layout), "serial", lambda: run(""), "samples/s", rounds)  # type: ignore[misc]
-        last = next(result for result in reversed(found) if result.layout)
+        found: list[dict[str, hocket.Result]] = [{way: _run(name, way, layout) for way in WAYS} for _ in range(rounds)]
+        for way in WAYS:
+            speeds, serial = [[of[w].samples_per_s or 0.0 for of in found] for w in (way, "serial")]
+            ratios = [Measured(speed / base) for speed, base in zip(speeds, serial, strict=True)]
+            median = statistics.median(speeds)
+            print(f"  {layout if way == 'split' else way}: {median:,.1f} samples/s, {shown(ratios)} times serial")
+        last = found[-1]["split"]
         times = last.per_worker[0]
         exposed = times["sending"] + times["transferring"] + times["waiting"]
         print(f"  of {last.seconds:.2f} s, {exposed:.2f} s were spent on the other rank; {last.bytes_sent:,} bytes")
         for number, stage in enumerate(last.pipeline):
             measured, held = stage["bubble"], stage["in_flight"]
-            print(f"  stage {number + 1}: bubble {measured:.3f} (formula {1 / 9:.3f}), {held} in flight")
+            print(f"  stage {number + 1}: bubble {measured:.3f} (formula {bubble(2, 8):.3f}), {held} in flight")
 
 
 if __name__ == "__main__":

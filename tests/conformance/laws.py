@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hocket.core.collectives import ALGORITHMS
-from hocket.core.comm import ANY, Rank
+from hocket.core.comm import ANY, Comm, Rank
 from hocket.core.errors import UserError
 from hocket.core.message import Message
 from hocket.core.replica import Gradient, Replica
@@ -141,7 +141,19 @@ def comm_facts(rank: Rank) -> dict[str, Any]:
     x = torch.tensor([float(me)])
     part.all_reduce(x)
     facts["split"] = [part.size, x.item()]
+    facts["split_again"] = split_again(comm)
     return facts
+
+
+def split_again(comm: Comm) -> list[float]:
+    """Groups of groups, made at one time in several of them: the sums of the ranks in each."""
+    sums = []
+    for _ in range(3):
+        inner = comm.split(comm.rank // 2, comm.rank).split(0, comm.rank)
+        x = torch.tensor([float(comm.rank)])
+        inner.native.all_reduce(x)
+        sums.append(x.item())
+    return sums
 
 
 def message_facts(rank: Rank) -> dict[str, Any]:

@@ -196,6 +196,8 @@ def test_comm_does_what_it_says(name: str, size: int) -> None:
         assert found["broadcast"] == [n - 1.0] * 4
         group = [r for r in range(n) if r % 2 == me % 2]
         assert found["split"] == [len(group), float(sum(group))]
+        pair = [r for r in range(size) if r // 2 == me // 2]
+        assert found["split_again"] == [float(sum(pair))] * 3
         if n == 1:
             continue
         left = (me - 1) % n

@@ -24,7 +24,7 @@ from hocket.drivers.gradients import Gradients
 from hocket.drivers.judge import Judge, Score, finite, mean_replica
 from hocket.drivers.ledger import Ledger
 from hocket.drivers.plan import Cadence, Plan
-from hocket.drivers.report import model_bytes, report
+from hocket.drivers.report import report, tell_tensors
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
 from hocket.tasks import Progress, SampleSet, Task
@@ -347,7 +347,8 @@ class Course:
         with self.clock.paused():
             self.session.comm.settle()
             if self.rank.comm.rank == 0:
-                self.rank.tell("model", {}, model_bytes(self.gradients.portion.state_dict()))
+                tell_tensors(self.rank, self.gradients.portion)
+                self.rank.tell("model", {}, b"")
             steps = self.steps_done()
             self._check_samples()
         self.epochs_are_over(steps // self.shards.steps)

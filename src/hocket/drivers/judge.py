@@ -14,7 +14,7 @@ from hocket.core.comm import Comm, Rank
 from hocket.core.replica import Replica
 from hocket.core.shard import Shards
 from hocket.drivers.gradients import Gradients
-from hocket.drivers.report import model_bytes
+from hocket.drivers.report import tell_tensors
 from hocket.layouts.portion import Portion
 from hocket.tasks import SampleSet, Task
 
@@ -54,8 +54,8 @@ class Judge:
         self.looks_at = "test" if validation is None else "validation"
         """What the learning curve, the goal and the best model go by."""
         self._judged = test if validation is None else validation
-        self._best: tuple[dict[str, float], bytes] | None = None
-        """The model that was judged last, if it is the best so far."""
+        self._best: dict[str, float] | None = None
+        """What is known of the model that was judged last, if it is the best so far; its tensors have been told."""
         self.curve: list[dict[str, Any]] = []
 
     def initial_loss(self) -> float:
@@ -117,7 +117,8 @@ class Judge:
         self._best = None
         if better(score.metric, None) and all(better(score.metric, point[key]) for point in self.curve):
             found = {"step": step, "epoch": epoch, "metric": score.metric}
-            self._best = found, model_bytes(self._gradients.portion.state_dict(), found)
+            tell_tensors(self._rank, self._gradients.portion)
+            self._best = found
 
     def record(self, shards: Shards, step: int, now: float, train_loss: float, score: Score) -> None:
         """A point of the learning curve: the model after so many steps of all workers."""
@@ -134,7 +135,7 @@ class Judge:
         self.curve.append(point)
         self._rank.tell("point", point, b"")
         if self._best is not None:
-            self._rank.tell("best", *self._best)
+            self._rank.tell("best", self._best, b"")
             self._best = None
 
     def own_replica(self, values: Tensor) -> dict[str, Any]:
@@ -155,9 +156,10 @@ class Judge:
 
 def distance_from_mean(values: Tensor, workers: Comm, portion: Portion) -> float | None:
     """The root of the mean square distance of the workers' values from their mean; all call it together."""
+    if workers.size == 1:
+        return finite(0.0 * float(values.sum()))  # nothing, unless it has diverged
     mean = values.clone()
-    if workers.size > 1:
-        workers.all_reduce(mean, "mean")
+    workers.all_reduce(mean, "mean")
     square = portion.square(values - mean)
     workers.all_reduce(square, "mean")
     return finite(float(square.sqrt()))
@@ -170,6 +172,8 @@ def finite(value: float) -> float | None:
 
 def mean_replica(replica: Replica, workers: Comm, x: Tensor, weight: float) -> Tensor:
     """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
+    if workers.size == 1 and x.data_ptr() == replica.x.data_ptr():
+        return replica.values
     mean = replica.values.clone()
     mean[: x.numel()] = x
     weights = torch.zeros(workers.size, dtype=torch.float64)

@@ -81,7 +81,7 @@ class Outcome:
             servers = self._of_servers()
             self._servers: list[dict[str, Any]] = gather_json(everyone, servers)[0]
             if rank.comm.rank == 0:
-                self._state = {k: v.detach().clone() for k, v in first.portion.state_dict().items()}
+                self._state = {k: v.detach().clone() for k, v in first.portion.tensors()}
                 rank.tell("model", {}, model_bytes(self._state))
 
     def _own(

@@ -155,6 +155,7 @@ def train_in_step(course: Course, saved: dict[str, Any] | None) -> dict[str, Any
     else:
         if course.saves_at_the_end():
             course.save(position)
-    before = course.gradients.replica.values.clone()
+    values = course.gradients.replica.values
+    before = values.clone() if session.group.size > 1 else values
     session.end()
     return course.end(course.own_replica(before))

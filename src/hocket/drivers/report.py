@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
+from hocket.core.comm import Rank
 from hocket.core.serving import Server
 from hocket.drivers.session import Session
+from hocket.layouts.portion import Portion
 from hocket.measure.meter import Totals
 
 ABOUT_BEST = "best"
@@ -82,7 +85,13 @@ def _shared_vector(session: Session) -> dict[str, Any]:
     }
 
 
-def model_bytes(state: dict[str, Tensor], best: dict[str, float] | None = None) -> bytes:
+def model_bytes(state: Mapping[str, Tensor], best: dict[str, Any] | None = None) -> bytes:
     """A model's state dict as a safetensors file; of the best model with its step, epoch and metric in the header."""
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
     return bytes(save(tensors, {ABOUT_BEST: json.dumps(best)} if best else None))
+
+
+def tell_tensors(rank: Rank, portion: Portion) -> None:
+    """Tell a model tensor by tensor, before it is told what it is: a rank may have no room for all of them."""
+    for number, (name, tensor) in enumerate(portion.tensors()):
+        rank.tell("tensor", {"number": number}, model_bytes({name: tensor}))

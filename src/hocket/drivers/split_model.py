@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
 from hocket.drivers.session import Session
 from hocket.layouts.mesh import Layout, Mesh
+from hocket.layouts.microbatches import pieces
 from hocket.layouts.placing import Placed, place
+from hocket.layouts.recipe import Recipe, recipe_of
 from hocket.measure.sometimes import Sometimes
 from hocket.optim import ELEMENTWISE
 from hocket.strategies import Strategy
@@ -66,15 +69,27 @@ class SplitModel(WholeModel):
         return dict(zip(found, values.tolist(), strict=True))
 
 
+def _model(plan: Plan, task: Task) -> nn.Module | Recipe:
+    """Where it can be, the model is made tensor by tensor: the whole of it may be more than a rank has room for."""
+    make = partial(task.build_model, plan.seed)
+    recipe = None if isinstance(task.model, nn.Module) else recipe_of(make)
+    return recipe or make()
+
+
+def _tried(plan: Plan, train: SampleSet) -> Any:
+    """What the layers of a pipeline are measured with: a micro-batch."""
+    layout, samples = plan.made_layout, min(plan.batch, len(train))
+    count = pieces(layout.schedule, layout.pipeline, layout.microbatches, samples)
+    return train.take(torch.arange(-(-samples // count)))[0]
+
+
 def split_gradients(
     session: Session, mesh: Mesh, plan: Plan, task: Task, train: SampleSet, device: torch.device
 ) -> SplitModel | Pipelined:
     """Where this rank's gradients come from."""
     comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
     with clock.paused(), comm.uncounted():
-        tried = train.take(torch.arange(min(plan.batch, len(train))))[0]
-        model = task.build_model(plan.seed)
-        placed = place(model, mesh, comm, device, tried, timed=isinstance(clock, RealClock))
+        placed = place(_model(plan, task), mesh, comm, device, _tried(plan, train), timed=isinstance(clock, RealClock))
     if mesh.layout.pipeline == 1:
         return SplitModel(plan, task, placed, train, comm)
     between = Sometimes(session.beside(mesh.stages), mesh.stages)

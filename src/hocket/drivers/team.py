@@ -300,7 +300,7 @@ class Team(Talk):
         a model call it together."""
         for one in self._all_prepared("state_dict"):
             if model is None or model is one.model:
-                return one.portion.state_dict()
+                return dict(one.portion.tensors())
         raise UserError("team.state_dict takes a model that team.prepare returned")
 
     def _about(self) -> dict[str, Any]:

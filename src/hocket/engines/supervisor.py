@@ -58,6 +58,8 @@ def rank_environment(
         "OMP_NUM_THREADS": "1",  # one BLAS thread a worker, or the measured speed-up is fake
         "MKL_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        # Large tensors get fresh memory in every step; in small pages the kernel may take longer for it than the model
+        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
     }
 
 

@@ -256,14 +256,13 @@ class TorchComm:
         mine = torch.tensor([color, key, self.rank])
         everyone = torch.zeros(3 * self.size, dtype=torch.int64)
         self.all_gather(everyone, mine)
-        rows = everyone.view(-1, 3).tolist()
-        # Every rank must take part in making every group, in the same order.
-        groups = {}
-        for wanted in sorted({c for c, _, _ in rows}):
-            members = [self._world(r) for _, r in sorted((k, r) for c, k, r in rows if c == wanted)]
-            limit = timedelta(seconds=self._deadline)
-            groups[wanted] = dist.new_group(members, timeout=limit, use_local_synchronization=False)
-        return TorchComm(groups[color], self._deadline)
+        chosen = [(k, r) for c, k, r in everyone.view(-1, 3).tolist() if c == color]
+        members = [self._world(r) for _, r in sorted(chosen)]
+        # A group is named after its members: a mere count, as without local synchronization, would be the same for
+        # groups that two communicators split off at one time, whose ranks would then connect to each other's.
+        limit = timedelta(seconds=self._deadline)
+        group = dist.new_group(members, timeout=limit, use_local_synchronization=True)
+        return TorchComm(group, self._deadline)
 
     @property
     def native(self) -> TorchComm:

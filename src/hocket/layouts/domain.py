@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
-from hocket.layouts.exchange import enter
-from hocket.layouts.halo import Box, Tiling, assemble, fetch, fetch_bytes, total
+from hocket.layouts.exchange import enter, total
+from hocket.layouts.halo import Box, Tiling, assemble, fetch, fetch_bytes
 from hocket.layouts.mesh import Layout
 from hocket.layouts.pipeline import Named, flat
 from hocket.layouts.tensor import ELEMENTWISE

@@ -89,19 +89,6 @@ class _Reduce(torch.autograd.Function):
         return None, g
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, comm: Comm, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-        ctx.comm, ctx.dim, ctx.sizes = comm, dim, sizes
-        own = span(sizes, comm.rank)
-        return x.narrow(dim, own.start, own.stop - own.start)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None, None]:
-        return None, gather(ctx.comm, g, ctx.dim, ctx.sizes), None, None
-
-
 # A Function's apply has no types of its own.
 
 
@@ -123,7 +110,6 @@ def reduced(comm: Comm, x: Tensor) -> Tensor:
     return total
 
 
-def scatter(comm: Comm, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Whole becomes shared out along `dim`; the gradients are gathered on the way back."""
-    part: Tensor = _Scatter.apply(comm, x, dim % x.dim(), sizes)  # type: ignore[no-untyped-call]
-    return part
+def total(comm: Comm, x: Tensor) -> Tensor:
+    """The sum over all ranks, of which each uses the result in its own way: gradients are added up too."""
+    return enter(comm, reduced(comm, x))

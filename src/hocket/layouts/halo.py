@@ -28,14 +28,19 @@ class Box(NamedTuple):
         top, left = max(self.top, other.top), max(self.left, other.left)
         return Box(top, max(min(self.bottom, other.bottom), top), left, max(min(self.right, other.right), left))
 
+    def around(self, other: Box) -> Box:
+        """The smallest that has both."""
+        top, left = min(self.top, other.top), min(self.left, other.left)
+        return Box(top, max(self.bottom, other.bottom), left, max(self.right, other.right))
+
     @property
     def area(self) -> int:
         return (self.bottom - self.top) * (self.right - self.left)
 
-    def of(self, tensor: Tensor, around: Box) -> Tensor:
-        """This part of a tensor that has what is in `around`."""
-        rows = slice(self.top - around.top, self.bottom - around.top)
-        return tensor[..., rows, self.left - around.left : self.right - around.left]
+    def of(self, tensor: Tensor, box: Box) -> Tensor:
+        """This part of a tensor that has what is in `box`."""
+        rows = slice(self.top - box.top, self.bottom - box.top)
+        return tensor[..., rows, self.left - box.left : self.right - box.left]
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,15 @@ def _exchange(comm: Comm, give: list[tuple[int, Tensor]], take: list[int]) -> di
     return found
 
 
+def _fill_outside(tensor: Tensor, box: Box, inside: Box, value: float) -> None:
+    """Of a tensor that has what is in `box`, all that is not `inside`: mostly a rim, and the rest need not be touched
+    twice."""
+    tensor[..., : inside.top - box.top, :] = value
+    tensor[..., inside.bottom - box.top :, :] = value
+    tensor[..., : inside.left - box.left] = value
+    tensor[..., inside.right - box.left :] = value
+
+
 class _Fetch(torch.autograd.Function):
     """From tiles to the boxes that ranks need; on the way back, gradients are added where the tiles are."""
 
@@ -80,7 +94,8 @@ class _Fetch(torch.autograd.Function):
         give = [(r, tiles[me].meet(needs[r]).of(x, tiles[me])) for r in others if tiles[me].meet(needs[r]).area]
         take = [r for r in others if tiles[r].meet(needs[me]).area]
         need = needs[me]
-        out = x.new_full((*x.shape[:-2], need.bottom - need.top, need.right - need.left), fill)
+        out = x.new_empty((*x.shape[:-2], need.bottom - need.top, need.right - need.left))
+        _fill_outside(out, need, need.meet(tiles[0].around(tiles[-1])), fill)
         mine = tiles[me].meet(need)
         mine.of(out, need).copy_(mine.of(x, tiles[me]))
         for r, part in _exchange(comm, give, take).items():
@@ -95,8 +110,9 @@ class _Fetch(torch.autograd.Function):
         tile, need = tiles[me], needs[me]
         give = [(r, tiles[r].meet(need).of(g, need)) for r in others if tiles[r].meet(need).area]
         take = [r for r in others if tile.meet(needs[r]).area]
-        out = g.new_zeros((*g.shape[:-2], tile.bottom - tile.top, tile.right - tile.left))
+        out = g.new_empty((*g.shape[:-2], tile.bottom - tile.top, tile.right - tile.left))
         mine = tile.meet(need)
+        _fill_outside(out, tile, mine, 0.0)
         mine.of(out, tile).copy_(mine.of(g, need))
         for r, part in _exchange(comm, give, take).items():
             tile.meet(needs[r]).of(out, tile).add_(part)
@@ -117,24 +133,6 @@ class _Assemble(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
         return None, ctx.tile.of(g, ctx.all), None
-
-
-class _Total(torch.autograd.Function):
-    """The sum over all ranks, of which each uses the result in its own way: gradients are added up too."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-        ctx.comm = comm
-        out = x.clone()
-        comm.all_reduce(out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
-        out = g.clone(memory_format=torch.contiguous_format)
-        ctx.comm.all_reduce(out)
-        return None, out
 
 
 def fetch_bytes(like: Tensor, tiles: list[Box], needs: list[Box]) -> int:
@@ -159,8 +157,3 @@ def assemble(comm: Comm, x: Tensor, tiling: Tiling) -> Tensor:
     """The whole image, from everybody's tile."""
     image: Tensor = _Assemble.apply(comm, x, tiling)  # type: ignore[no-untyped-call]
     return image
-
-
-def total(comm: Comm, x: Tensor) -> Tensor:
-    summed: Tensor = _Total.apply(comm, x)  # type: ignore[no-untyped-call]
-    return summed

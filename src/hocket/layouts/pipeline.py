@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket.core.errors import UserError
@@ -98,39 +99,44 @@ def costs_of(layers: Sequence[Named], inputs: Any, *, timed: bool) -> list[float
     """What each layer costs, there and back: in seconds or, where seconds mean nothing, in operations."""
     found = []
     x = inputs
-    buffers = [b for layer in layers for b in layer.module.buffers()]
-    saved = [b.clone() for b in buffers]
     with torch.random.fork_rng(devices=[]):
         for layer in layers:
+            tensors = _stand_ins(layer.module)
             x = x.detach().requires_grad_(x.is_floating_point())
             if timed:
-                found.append(min(_seconds(layer.module, x) for _ in range(ROUNDS)))
+                found.append(min(_seconds(layer.module, tensors, x) for _ in range(ROUNDS)))
             else:
-                found.append(_operations(layer.module, x))
+                found.append(_operations(layer.module, tensors, x))
             with torch.no_grad():
-                x = layer.module(x)
-    for layer in layers:
-        layer.module.zero_grad()
-    for buffer, before in zip(buffers, saved, strict=True):  # nobody has been trained
-        buffer.copy_(before)
+                x = functional_call(layer.module, tensors, (x,))
     return found
 
 
-def _seconds(module: nn.Module, x: Tensor) -> float:
+def _stand_ins(module: nn.Module) -> dict[str, Tensor]:
+    """Tensors in place of a module's own, which may have no memory yet, and which nobody has trained."""
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        made = torch.full_like(tensor, 0.01, device="cpu") if tensor.is_meta else tensor.detach().clone()
+        return made.requires_grad_(tensor.requires_grad)
+
+    return {name: stand_in(t) for name, t in chain(module.named_parameters(), module.named_buffers())}
+
+
+def _seconds(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> float:
     began = time.perf_counter()
-    _there_and_back(module, x)
+    _there_and_back(module, tensors, x)
     return time.perf_counter() - began
 
 
-def _operations(module: nn.Module, x: Tensor) -> float:
+def _operations(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> float:
     """Multiplications and additions; elements that are only moved count too, or an activation would cost nothing."""
     with FlopCounterMode(display=False) as counter:
-        y = _there_and_back(module, x)
+        y = _there_and_back(module, tensors, x)
     return float(counter.get_total_flops() + x.numel() + y.numel())
 
 
-def _there_and_back(module: nn.Module, x: Tensor) -> Tensor:
-    y: Tensor = module(x)
+def _there_and_back(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    y: Tensor = functional_call(module, tensors, (x,))
     if y.requires_grad:
         torch.autograd.backward(y, torch.ones_like(y))
     return y

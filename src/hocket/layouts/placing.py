@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.core.comm import Comm
 from hocket.core.modules import check_module
@@ -16,6 +18,8 @@ from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.pipeline import ends_of, layers_of, stage
 from hocket.layouts.portion import Outline, PartOfIt, origins
+from hocket.layouts.recipe import Recipe, give_memory
+from hocket.layouts.split import Cut
 from hocket.layouts.tensor import split
 
 
@@ -41,17 +45,28 @@ def stage_of(model: nn.Module, mesh: Mesh, inputs: Any, *, timed: bool) -> nn.Se
 
 
 def place(
-    model: nn.Module, mesh: Mesh, within: Comm, device: torch.device, inputs: Any = None, *, timed: bool = True
+    model: nn.Module | Recipe,
+    mesh: Mesh,
+    within: Comm,
+    device: torch.device,
+    inputs: Any = None,
+    *,
+    timed: bool = True,
 ) -> Placed:
-    """This rank's part. `within` is the mesh's communicator of that name, decorated; `inputs` is a batch to measure
-    the layers of a pipeline with, in seconds if it is to be `timed`."""
-    check_module(model)
-    for tensor in (*model.parameters(), *model.buffers()):
-        whole = tensor.data.contiguous()
-        mesh.everyone.broadcast(whole)  # a Task may hold a module with weights of its own
-        tensor.data.copy_(whole)
-    outline = Outline(model)
-    part = drop_alike(model, mesh.data.rank) if mesh.within.size > 1 else model
+    """This rank's part of a model, or of one that is yet to be made: then no rank ever has more than its part and one
+    whole tensor. `within` is the mesh's communicator of that name, decorated; `inputs` is a batch to measure the layers
+    of a pipeline with, in seconds if it is to be `timed`."""
+    if isinstance(model, Recipe):
+        whole = model.model
+    else:
+        check_module(model)
+        whole = model
+        for tensor in (*whole.parameters(), *whole.buffers()):
+            values = tensor.data.contiguous()
+            mesh.everyone.broadcast(values)  # a Task may hold a module with weights of its own
+            tensor.data.copy_(values)
+    outline = Outline(whole)
+    part = drop_alike(whole, mesh.data.rank) if mesh.within.size > 1 else whole
     if mesh.layout.tensor > 1:
         part = split(part, within)
     if mesh.layout.rows * mesh.layout.columns > 1:
@@ -59,5 +74,24 @@ def place(
     if mesh.layout.pipeline > 1:
         part = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)
+    if isinstance(model, Recipe):
+        give_memory(part)
     replica = Replica(part, device)
+    if isinstance(model, Recipe):
+        _fill(replica, found, model, mesh.everyone)
     return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within))
+
+
+def _fill(replica: Replica, origins: dict[str, tuple[str, Cut]], recipe: Recipe, everyone: Comm) -> None:
+    """The first rank makes one tensor of the model after the other, and each keeps what it has of it."""
+    tensors = dict(chain(replica.model.named_parameters(), replica.model.named_buffers()))
+    own: dict[str, list[tuple[Tensor, Cut]]] = defaultdict(list)
+    for name, tensor in (tensors | dict(zip(replica.names, replica.places, strict=True))).items():
+        whole, cut = origins[name]
+        own[whole].append((tensor, cut))
+    for name in recipe.names:
+        values = recipe.tensor(name).contiguous() if everyone.rank == 0 else recipe.blank(name)
+        everyone.broadcast(values)
+        for tensor, cut in own[name]:
+            tensor.data.copy_(cut.of(values))
+    replica.spread()

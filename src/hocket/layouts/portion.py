@@ -24,6 +24,7 @@ _AS_LONG_AS_THE_MODEL = ("state.replica", "state.optimizer", "state.kept", "stat
 """Where in a saved state vectors are that have one element for each parameter, or one for each buffer's too."""
 _COUNTS = ("bytes_sent", "messages")
 """What is added up over the ranks of a model."""
+_PIECE = 1 << 20
 _COMPRESSOR = "compressor"
 """Where in what is kept a compressor has its vectors."""
 _OTHER_LAYOUT = (
@@ -44,8 +45,8 @@ class Portion(Protocol):
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
         """This rank's part of such a state."""
 
-    def state_dict(self) -> Tensors:
-        """The whole model's; known to the first of the ranks."""
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's, one after the other, by their names in its state dict; known to the first of the ranks."""
 
     def fingerprint(self) -> str:
         """The same for whole models whose vectors mean the same, see `Replica.fingerprint`."""
@@ -77,14 +78,14 @@ class AllOfIt:
         _check_whole(state)
         return state
 
-    def state_dict(self) -> Tensors:
-        return dict(self._replica.model.state_dict())
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._replica.model.state_dict().items()
 
     def fingerprint(self) -> str:
         return self._replica.fingerprint()
 
     def square(self, own: Tensor) -> Tensor:
-        return own.double().square().sum().reshape(1).cpu()
+        return _sum_of_squares(own)
 
     def length(self, own: Tensor) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(own)
@@ -109,7 +110,6 @@ class Outline:
         self.parameters = sum(p.numel() for p in trained.values())
         in_block = {name: b for name, b in buffers.items() if b.dtype == dtype}
         self.shapes |= {name: (b.shape, b.contiguous().stride()) for name, b in in_block.items()}
-        self.types = {name: t.dtype for name, t in (trained | in_block).items()}
         self.rest = [name for name, p in model.named_parameters() if not p.requires_grad]
         self.rest += [name for name, b in buffers.items() if b.dtype != dtype]
         self.name_of = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
@@ -254,22 +254,43 @@ class PartOfIt:
             found["kept"][_COMPRESSOR] |= alone
         return found
 
-    def state_dict(self) -> Tensors:
-        values = self._assembled(self._replica.values.detach().cpu(), self._gathered(self._index()))
-        tensors = self._gathered_rest([t.cpu() for t in self._replica.rest()])
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        own = {
+            self._origins[name][0]: (t.detach(), self._origins[name][1]) for name, t in _tensors(self._replica.model)
+        }
+        for key, name in self._outline.keys.items():
+            whole = self._put_together(name, own.get(name))
+            if self._comm.rank == 0:
+                yield key, whole
+
+    def _put_together(self, name: str, own: tuple[Tensor, Cut] | None) -> Tensor:
+        """One tensor of the whole model, on the first rank, from those who have something of it."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        told = Message("none")
+        if own is not None:
+            tensor, cut = own
+            told = Message(
+                "part", (cut.dim, int(cut.index is None)), (tensor.cpu(), nothing if cut.index is None else cut.index)
+            )
         if self._comm.rank:
-            return {}
-        types = self._outline.types
-        tensors |= {name: values[self._outline.index(name)].to(types[name]) for name in self._outline.shapes}
-        return {key: tensors[name] for key, name in self._outline.keys.items()}
+            self._comm.isend(0, told, _TAG).wait()
+            return nothing
+        everyone = [told, *(self._comm.recv(r, _TAG)[1] for r in range(1, self._comm.size))]
+        parts = [msg for msg in everyone if msg.kind == "part"]
+        if parts[0].ints[1]:
+            return parts[0].tensors[0].clone()
+        whole = parts[0].tensors[0].new_empty(self._outline.shapes[name][0])
+        for msg in parts:
+            whole.index_copy_(msg.ints[0], msg.tensors[1], msg.tensors[0])
+        return whole
 
     def square(self, own: Tensor) -> Tensor:
-        squares, total, at = own.double().square(), torch.zeros(1, dtype=torch.float64), 0
+        total, at = torch.zeros(1, dtype=torch.float64), 0
         sizes = [p.numel() for p in self._replica.parameters]
         sizes += [b.numel() for _, b in self._replica.model.named_buffers() if b.dtype == self._replica.x.dtype]
         for name, size in zip((*self._replica.names, *self._buffers), sizes, strict=True):
             if at < len(own) and (self._origins[name][1].index is not None or self._counts):
-                total += squares[at : at + size].sum().cpu()
+                total += _sum_of_squares(own[at : at + size])
             at += size
         self._comm.all_reduce(total)
         return total
@@ -343,6 +364,12 @@ class PartOfIt:
             messages = [comm.recv(r, _TAG)[1] for _ in range(head.ints[0])]
             everyone.append((head.kind, {msg.kind: msg.tensors[0].clone() for msg in messages}))
         return everyone
+
+
+def _sum_of_squares(vector: Tensor) -> Tensor:
+    """In double precision, a piece at a time: the vector may be most of the memory that there is."""
+    sums = [piece.double().square().sum() for piece in torch.split(vector, _PIECE)]
+    return torch.stack(sums).sum().reshape(1).cpu() if sums else torch.zeros(1, dtype=torch.float64)
 
 
 def _check_whole(state: dict[str, Any]) -> None:

@@ -96,14 +96,15 @@ class ByOutputs(Split):
 
 
 class ByInputs(Split):
-    """A dense layer by columns, behind one by rows whose outputs were kept apart: each rank has terms of every sum."""
+    """A dense layer by columns, behind outputs that were kept apart, or heads: each rank has terms of every sum."""
 
     how = "by inputs"
 
-    def __init__(self, layer: nn.Linear, comm: Comm, path: str) -> None:
+    def __init__(self, layer: nn.Linear, comm: Comm, path: str, columns: Tensor | None = None) -> None:
+        """`columns` are this rank's, unless they are shared out evenly."""
         super().__init__(layer, comm, path)
-        self.sizes = shares(layer.in_features, comm.size)
-        columns = torch.arange(layer.in_features)[span(self.sizes, comm.rank)]
+        if columns is None:
+            columns = torch.arange(layer.in_features)[span(shares(layer.in_features, comm.size), comm.rank)]
         self.own("own_weight", layer, Cut("weight", 1, columns))
         self.own("whole_bias", layer, Cut("bias"))
 
@@ -185,7 +186,7 @@ class ByHeads(Split):
             for letter in "qkv":
                 self.own(f"own_{letter}", layer, Cut(f"{letter}_proj_weight", 0, rows))
         self.own("own_in_bias", layer, Cut("in_proj_bias", 0, in_turn))
-        self.projection = _Projection(layer.out_proj, comm, f"{path}.out_proj".lstrip("."), rows)
+        self.projection = ByInputs(layer.out_proj, comm, f"{path}.out_proj".lstrip("."), rows)
 
     def _inputs(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Queries, keys and values of this rank's heads: [batch, heads, length, dimensions of a head]."""
@@ -248,19 +249,6 @@ class ByHeads(Split):
 
     def traffic(self, inputs: tuple[Tensor, ...], output: Tensor) -> int:
         return 2 * (self.comm.size - 1) * output.numel() + _others_sum(self.comm, inputs[:3])
-
-
-class _Projection(Split):
-    """The dense layer behind the heads."""
-
-    def __init__(self, layer: nn.Linear, comm: Comm, path: str, columns: Tensor) -> None:
-        super().__init__(layer, comm, path)
-        self.own("own_weight", layer, Cut("weight", 1, columns))
-        self.own("whole_bias", layer, Cut("bias"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = reduced(self.comm, F.linear(x, self.own_weight))
-        return y if self.whole_bias is None else y + self.whole_bias
 
 
 def _to_add(mask: Tensor, like: Tensor) -> Tensor:

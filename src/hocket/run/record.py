@@ -14,6 +14,7 @@ from torch import Tensor
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.drivers.plan import Plan
+from hocket.drivers.report import model_bytes
 from hocket.engines.catalogue import Listener
 from hocket.measure.combined import combined
 from hocket.measure.folder import RunFolder
@@ -53,6 +54,8 @@ class Recorder(Listener):
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
         self._model = self._best_model = b""
+        self._told: dict[int, dict[str, Tensor]] = {}
+        """Tensors of a model that each rank has told of so far."""
         self._best = about.best
         self._closed = False
         self._timeline = Timeline(about.plan.training_ranks) if about.plan.timeline else None
@@ -94,15 +97,19 @@ class Recorder(Listener):
                     folder.point(data)
             case "note":
                 self._display.note(data["line"])
+            case "tensor":
+                before = self._told[rank] if data["number"] else {}
+                self._told[rank] = before | _tensors(blob)
             case "model":
-                self._model = blob
+                state = self._told.pop(rank)
+                self._model = model_bytes(state)
                 if folder:
-                    folder.model(blob)
-                    folder.vectors(lambda path: self._about.task.write(path, _tensors(blob)))
+                    folder.model(self._model)
+                    folder.vectors(lambda path: self._about.task.write(path, state))
             case "best" if self._about.task.is_better(data["metric"], self._best["metric"] if self._best else None):
-                self._best, self._best_model = data, blob
+                self._best, self._best_model = data, model_bytes(self._told.pop(rank), data)
                 if folder:
-                    folder.best(blob)
+                    folder.best(self._best_model)
             case "checkpoint" if folder:
                 folder.checkpoint(checkpoint_name(data["step"]), blob)
 
