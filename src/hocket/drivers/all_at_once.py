@@ -30,7 +30,7 @@ from hocket.drivers.judge import Judge, Score, finite
 from hocket.drivers.losses_of_all import LossesOfAll
 from hocket.drivers.own_loop import device_of
 from hocket.drivers.plan import Cadence, Plan
-from hocket.drivers.report import model_bytes
+from hocket.drivers.report import tell_tensors
 from hocket.drivers.schedule import Schedule
 from hocket.engines.fleet import FleetTime
 from hocket.tasks import SampleSet, Task
@@ -202,7 +202,8 @@ class AllAtOnce:
         self._time.meet(self._plan.workers, 0.0)  # the run lasts as long as its slowest worker
         self._look(final=True)
         real_s = self._real.now()
-        self._rank.tell("model", {}, model_bytes(self._first.portion.state_dict()))
+        tell_tensors(self._rank, self._first.portion)
+        self._rank.tell("model", {}, b"")
         return self._reports(real_s, self._of_each(before))
 
     def _step(self, epoch: int, step: int) -> None:
