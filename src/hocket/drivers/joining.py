@@ -26,6 +26,7 @@ from hocket.engines.catalogue import DEADLINE_S, engine
 from hocket.engines.local import LocalComm, current
 from hocket.engines.threads import Threads, ThreadWorld
 from hocket.layouts.mesh import Layout, Mesh
+from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
 
@@ -65,15 +66,7 @@ def join(
     compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
-    if missing := chosen.needs - rank.offers:
-        able = " or ".join(name for name in engine if chosen.needs <= engine[name].offers)
-        raise UserError(f"strategy {chosen.name} needs {', '.join(sorted(missing))}; start the ranks on engine {able}")
-    workers = rank.comm.size - chosen.server_ranks()
-    if workers < 1:
-        raise UserError(
-            f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
-            f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
-        )
+    workers = _workers(rank, chosen)
     how = Layout.parse(layout)
     check_layout(how, chosen)
     if layout:
@@ -102,6 +95,20 @@ def join(
         raise
     finally:
         torch.set_num_threads(threads)
+
+
+def _workers(rank: Rank, chosen: Strategy) -> int:
+    """The ranks that are no servers; refuses a strategy that cannot run on them."""
+    if missing := chosen.needs - rank.offers:
+        able = " or ".join(name for name in engine if chosen.needs <= engine[name].offers)
+        raise UserError(f"strategy {chosen.name} needs {', '.join(sorted(missing))}; start the ranks on engine {able}")
+    workers = rank.comm.size - chosen.server_ranks()
+    if workers < 1:
+        raise UserError(
+            f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
+            f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
+        )
+    return workers
 
 
 def _say_why(rank: Rank, error: BaseException) -> None:

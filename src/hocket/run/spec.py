@@ -107,7 +107,7 @@ class RunSpec:
     )
     trace: int = setting(DETAIL, "Events that each rank logs one by one. [10000]")
     timeline: bool = setting(
-        False, "Draw what each rank did when: timeline.json, for Perfetto.", commands=("train", "compare")
+        False, "Draw what each rank did when: timeline.json, for Perfetto.", commands=("train", "compare", "tune")
     )
 
     @classmethod
