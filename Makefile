@@ -20,11 +20,12 @@ demo: install
 test: install
 	$(PYTEST) $(SPREAD)
 
-# In tests/real processes are killed, and deadlines are seconds: one at a time, and what a busy moment of the machine
-# broke gets a second try
+# Real processes: what a busy moment of the machine broke gets a second try. In tests/real they are killed, and deadlines
+# are seconds: one at a time
+FAILED := --last-failed --last-failed-no-failures none
 test-slow: install
-	$(PYTEST) -m slow --ignore tests/real $(SPREAD)
-	$(PYTEST) -m slow tests/real || $(PYTEST) -m slow tests/real --last-failed --last-failed-no-failures none
+	$(PYTEST) -m slow --ignore tests/real $(SPREAD) || $(PYTEST) -m slow --ignore tests/real $(FAILED)
+	$(PYTEST) -m slow tests/real || $(PYTEST) -m slow tests/real $(FAILED)
 
 check: install
 	$(VENV)/bin/ruff check .
