@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,7 @@ class Talk(ABC):
             whole = isinstance(value, int) and op != "mean"
             number = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
             self.comm.all_reduce(number, op)
-            found: Any = number.item()
-            return found  # type: ignore[no-any-return]
+            return cast(V, number.item())
 
     def gather(self, value: V) -> list[V]:
         """Every worker's value, in order of rank, on every worker: tensors, numbers, text, lists, dicts. They meet."""
