@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -190,3 +191,16 @@ def test_the_bytes_of_both_axes_add_up() -> None:
     weights = sum(p.numel() for p in without_norm().parameters()) + twice
     found = hocket.fit(NORMLESS, layout="tensor=2,data=2", engine="threads", progress=False, steps=10)
     assert found.bytes_sent == 10 * (2 * told + 2 * (2 - 1) * weights * 8)
+
+
+def test_no_rank_measures_its_layers_while_another_makes_its_model() -> None:
+    """Ranks that are threads have one generator among them."""
+
+    def slowly() -> nn.Module:
+        first = nn.Linear(5, 4)
+        time.sleep(0.05)
+        return nn.Sequential(first, nn.Linear(4, 3)).double()
+
+    common: dict[str, Any] = {"engine": "threads", "progress": False, "epochs": 1}
+    slow = hocket.Task(model=slowly, data=TASK.data, batch=8, lr=0.05)
+    assert_same(hocket.fit(slow, layout="pipeline=2,data=3", **common), hocket.fit(slow, workers=3, **common))

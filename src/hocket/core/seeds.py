@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,10 +38,13 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
+_turn = threading.RLock()  # a process has these generators once, whatever its threads
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Inside, they draw from this seed; then they go on as if nothing had been."""
-    with generators_as_they_were():
+    with _turn, generators_as_they_were():
         seed_everything(seed)
         yield
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,9 +15,6 @@ from hocket.core.comm import Counter
 from hocket.core.errors import UserError, shown
 from hocket.core.seeds import seeded, stream
 from hocket.core.shard import Shards
-
-_one_draws = threading.Lock()
-"""Ranks that are threads share the generators."""
 
 
 class Counts(Protocol):
@@ -73,7 +69,7 @@ class OwnShards(Shards):
             return torch.randperm(self._all, generator=generator) if self._shuffle else torch.arange(self._all)
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
-        with _one_draws, seeded(stream(self._own_seed, "sampler", epoch)):
+        with seeded(stream(self._own_seed, "sampler", epoch)):
             return torch.tensor(list(self._sampler), dtype=torch.int64)
 
 

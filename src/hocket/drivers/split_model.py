@@ -89,7 +89,9 @@ def split_gradients(
     """Where this rank's gradients come from."""
     comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
     with clock.paused(), comm.uncounted():
-        placed = place(_model(plan, task), mesh, comm, device, _tried(plan, train), timed=isinstance(clock, RealClock))
+        model = _model(plan, task)
+        mesh.everyone.barrier()  # measuring layers may draw random numbers, and threads share one generator
+        placed = place(model, mesh, comm, device, _tried(plan, train), timed=isinstance(clock, RealClock))
     if mesh.layout.pipeline == 1:
         return SplitModel(plan, task, placed, train, comm)
     between = Sometimes(session.beside(mesh.stages), mesh.stages)

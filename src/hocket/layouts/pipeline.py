@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket.core.errors import UserError
+from hocket.core.seeds import generators_as_they_were
 from hocket.layouts.mesh import Layout
 
 Agree = Callable[[list[float]], list[float]]
@@ -99,7 +100,7 @@ def costs_of(layers: Sequence[Named], inputs: Any, *, timed: bool) -> list[float
     """What each layer costs, there and back: in seconds or, where seconds mean nothing, in operations."""
     found = []
     x = inputs
-    with torch.random.fork_rng(devices=[]):
+    with generators_as_they_were():
         for layer in layers:
             tensors = _stand_ins(layer.module)
             x = x.detach().requires_grad_(x.is_floating_point())

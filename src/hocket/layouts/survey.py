@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hocket.core.comm import Comm
 from hocket.core.message import Message
+from hocket.core.seeds import generators_as_they_were
 from hocket.engines.local import LocalComm
 from hocket.engines.threads import ThreadWorld
 from hocket.layouts.domain import Calls, Tiled, tiled
@@ -139,7 +140,7 @@ def _calls(model: nn.Module, inputs: Any) -> Calls:
                 calls[name].append((tuple(a for a in args if isinstance(a, Tensor)), first))
 
         module.register_forward_hook(note)
-    with torch.random.fork_rng(devices=[]):
+    with generators_as_they_were():
         watched(inputs)
     return calls
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from hocket.core.errors import UserError, shown
 from hocket.core.replica import Replica
+from hocket.core.seeds import seeded
 from hocket.drivers.all_at_once import refuse
 from hocket.drivers.batched import Rows
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Engine
-from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
 
 FEWEST = 8

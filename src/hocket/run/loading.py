@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-
 from hocket.core.errors import UserError
 from hocket.core.registry import Registry
+from hocket.core.seeds import seeded
 from hocket.strategies import Strategy, strategy
 from hocket.tasks import Task, task
 from hocket.tasks.base import make_task
@@ -193,21 +188,6 @@ def _imported(name: str, path: Path) -> ModuleType:
         setattr(package, own, module)
     spec.loader.exec_module(module)
     return module
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random numbers that follow from `seed`; the caller's generators are given back as they were."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 def _line(error: BaseException, path: Path) -> str:

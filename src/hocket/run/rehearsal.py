@@ -10,11 +10,11 @@ import torch
 
 from hocket import optim
 from hocket.core.replica import Replica
+from hocket.core.seeds import seeded
 from hocket.core.shard import Shards
 from hocket.core.staleness import Handling, Staleness
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.plan import Plan
-from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
 
 UPDATES = 320

@@ -10,10 +10,10 @@ from torch import Tensor
 from hocket import optim
 from hocket.core.errors import UserError
 from hocket.core.replica import Replica
+from hocket.core.seeds import seeded
 from hocket.drivers.plan import Plan
 from hocket.layouts.survey import check
 from hocket.run.blame import TaskError, blaming
-from hocket.run.loading import seeded
 from hocket.tasks import SampleSet, Task
 
 

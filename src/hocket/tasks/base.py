@@ -6,7 +6,6 @@ import copy
 import inspect
 import math
 import numbers
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from torch.utils.data import Dataset, default_collate
 from hocket.core.errors import UserError, shown
 from hocket.core.modules import check_module
 from hocket.core.registry import Registry
-from hocket.core.seeds import seed_torch
+from hocket.core.seeds import seeded
 from hocket.optim.schedules import Own
 
 if TYPE_CHECKING:
@@ -60,9 +59,6 @@ class Progress:
     """This worker's own, as it is."""
     judged: Mapping[str, float | None]
     """The last point of the learning curve that this worker knows of; empty where it knows of none."""
-
-
-_building = threading.Lock()  # initial weights come from torch's one global generator
 
 
 @dataclass(frozen=True)
@@ -203,8 +199,7 @@ class Task:
             except Exception as error:
                 why = shown(error)
                 raise UserError(f"Task.model cannot be copied ({why}); give a function that makes it") from error
-        with _building, torch.random.fork_rng(devices=[]):
-            seed_torch(seed)
+        with seeded(seed):
             model = self.model()
         if not isinstance(model, nn.Module):
             raise UserError(f"Task.model must give a torch.nn.Module; it gave a {type(model).__name__}")
