@@ -16,10 +16,10 @@ from hocket.drivers.gradients import WholeModel
 from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
 from hocket.drivers.session import Session
+from hocket.layouts.blueprint import Blueprint, CannotRecord, blueprint_of
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.layouts.microbatches import pieces
 from hocket.layouts.placing import Placed, place
-from hocket.layouts.recipe import Recipe, recipe_of
 from hocket.measure.sometimes import Sometimes
 from hocket.optim import ELEMENTWISE
 from hocket.strategies import Strategy
@@ -69,11 +69,17 @@ class SplitModel(WholeModel):
         return dict(zip(found, values.tolist(), strict=True))
 
 
-def _model(plan: Plan, task: Task) -> nn.Module | Recipe:
+def _model(rank: Rank, plan: Plan, task: Task) -> nn.Module | Blueprint:
     """Where it can be, the model is made tensor by tensor: the whole of it may be more than a rank has room for."""
     make = partial(task.build_model, plan.seed)
-    recipe = None if isinstance(task.model, nn.Module) else recipe_of(make)
-    return recipe or make()
+    if isinstance(task.model, nn.Module):
+        return make()
+    try:
+        return blueprint_of(make)
+    except CannotRecord as why:
+        if rank.comm.rank == 0:
+            rank.tell("note", {"line": f"every rank makes the whole model before it is split: {why}"}, b"")
+        return make()
 
 
 def _tried(plan: Plan, train: SampleSet) -> Any:
@@ -89,7 +95,7 @@ def split_gradients(
     """Where this rank's gradients come from."""
     comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
     with clock.paused(), comm.uncounted():
-        model = _model(plan, task)
+        model = _model(session.rank, plan, task)
         mesh.everyone.barrier()  # measuring layers may draw random numbers, and threads share one generator
         placed = place(model, mesh, comm, device, _tried(plan, train), timed=isinstance(clock, RealClock))
     if mesh.layout.pipeline == 1:

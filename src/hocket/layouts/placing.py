@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from hocket.core.comm import Comm
 from hocket.core.modules import check_module
 from hocket.core.replica import Replica
+from hocket.layouts.blueprint import Blueprint, give_memory
 from hocket.layouts.domain import tiled
 from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.pipeline import ends_of, layers_of, stage
 from hocket.layouts.portion import Outline, PartOfIt, origins
-from hocket.layouts.recipe import Recipe, give_memory
 from hocket.layouts.split import Cut
 from hocket.layouts.tensor import split
 
@@ -45,7 +45,7 @@ def stage_of(model: nn.Module, mesh: Mesh, inputs: Any, *, timed: bool) -> nn.Se
 
 
 def place(
-    model: nn.Module | Recipe,
+    model: nn.Module | Blueprint,
     mesh: Mesh,
     within: Comm,
     device: torch.device,
@@ -56,7 +56,7 @@ def place(
     """This rank's part of a model, or of one that is yet to be made: then no rank ever has more than its part and one
     whole tensor. `within` is the mesh's communicator of that name, decorated; `inputs` is a batch to measure the layers
     of a pipeline with, in seconds if it is to be `timed`."""
-    if isinstance(model, Recipe):
+    if isinstance(model, Blueprint):
         whole = model.model
     else:
         check_module(model)
@@ -74,23 +74,23 @@ def place(
     if mesh.layout.pipeline > 1:
         part = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)
-    if isinstance(model, Recipe):
+    if isinstance(model, Blueprint):
         give_memory(part)
     replica = Replica(part, device)
-    if isinstance(model, Recipe):
+    if isinstance(model, Blueprint):
         _fill(replica, found, model, mesh.everyone)
     return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within))
 
 
-def _fill(replica: Replica, origins: dict[str, tuple[str, Cut]], recipe: Recipe, everyone: Comm) -> None:
+def _fill(replica: Replica, origins: dict[str, tuple[str, Cut]], blueprint: Blueprint, everyone: Comm) -> None:
     """The first rank makes one tensor of the model after the other, and each keeps what it has of it."""
     tensors = dict(chain(replica.model.named_parameters(), replica.model.named_buffers()))
     own: dict[str, list[tuple[Tensor, Cut]]] = defaultdict(list)
     for name, tensor in (tensors | dict(zip(replica.names, replica.places, strict=True))).items():
         whole, cut = origins[name]
         own[whole].append((tensor, cut))
-    for name in recipe.names:
-        values = recipe.tensor(name).contiguous() if everyone.rank == 0 else recipe.blank(name)
+    for name in blueprint.names:
+        values = blueprint.tensor(name).contiguous() if everyone.rank == 0 else blueprint.blank(name)
         everyone.broadcast(values)
         for tensor, cut in own[name]:
             tensor.data.copy_(cut.of(values))

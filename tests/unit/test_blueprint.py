@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import on_threads
+from tiny import on_threads, three_classes
 from torch import Tensor, nn
 
+import hocket
 from hocket.core.comm import Rank
+from hocket.layouts.blueprint import Blueprint, CannotRecord, blueprint_of
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.layouts.placing import place
-from hocket.layouts.recipe import Recipe, recipe_of
 
 
 class Various(nn.Module):
@@ -51,8 +52,11 @@ class Curious(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 3)
+        self.layer = nn.Linear(5, 3)
         self.scale = self.layer.weight.detach().sum().item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.layer(x))
 
 
 def assert_made_alike(make: Callable[[], nn.Module]) -> None:
@@ -60,13 +64,13 @@ def assert_made_alike(make: Callable[[], nn.Module]) -> None:
         torch.manual_seed(7)
         return make()
 
-    recipe, after = Recipe(seeded), torch.rand(3)
+    blueprint, after = Blueprint(seeded), torch.rand(3)
     model = seeded()
     assert torch.equal(torch.rand(3), after), "as many random numbers were drawn"
     whole = dict(chain(model.named_parameters(), model.named_buffers()))
-    assert recipe.names == list(whole)
+    assert blueprint.names == list(whole)
     for name, tensor in reversed(whole.items()):
-        found = recipe.tensor(name)
+        found = blueprint.tensor(name)
         assert found.shape == tensor.shape and found.stride() == tensor.stride()
         assert torch.equal(found, tensor)
 
@@ -86,13 +90,20 @@ def test_dense_layers_of_any_width(widths: list[int]) -> None:
 
 
 def test_a_model_has_no_memory_until_its_tensors_are_made() -> None:
-    recipe = Recipe(lambda: nn.BatchNorm1d(1 << 50))
-    assert recipe.model.weight.is_meta and recipe.model.running_mean.is_meta
+    blueprint = Blueprint(lambda: nn.BatchNorm1d(1 << 50))
+    assert blueprint.model.weight.is_meta and blueprint.model.running_mean.is_meta
 
 
 @pytest.mark.parametrize("kind", [Hidden, Curious])
 def test_what_needs_values_is_made_at_once(kind: type[nn.Module]) -> None:
-    assert recipe_of(kind) is None
+    with pytest.raises(CannotRecord):
+        blueprint_of(kind)
+
+
+def test_the_user_is_told_what_is_made_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    task = hocket.Task(model=Curious, data=(three_classes(), three_classes()), batch=10, epochs=1)
+    hocket.fit(task, layout="tensor=2", engine="threads")
+    assert capfd.readouterr().err.count("every rank makes the whole model before it is split") == 1
 
 
 def network() -> nn.Module:
@@ -105,14 +116,14 @@ def network() -> nn.Module:
 def test_the_parts_that_ranks_get_are_those_of_the_whole_model(layout: str) -> None:
     wanted = Layout.parse(layout)
     ranks = wanted.ranks * max(wanted.data, 1)
-    recipe_made = threading.Lock()  # as in a Task: random numbers are drawn from one place
+    blueprint_made = threading.Lock()  # as in a Task: random numbers are drawn from one place
 
     def main(rank: Rank) -> dict[str, Tensor]:
-        with recipe_made:
-            recipe = Recipe(network)
+        with blueprint_made:
+            blueprint = Blueprint(network)
         rank.comm.barrier()
         mesh = Mesh(rank.comm, wanted.over(ranks))
-        placed = place(recipe, mesh, mesh.within, torch.device("cpu"), torch.randn(4, 2, 8, 8))
+        placed = place(blueprint, mesh, mesh.within, torch.device("cpu"), torch.randn(4, 2, 8, 8))
         return dict(placed.portion.tensors())
 
     found = on_threads(main, ranks)[0]

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from hocket.core.errors import shown
+
 META = torch.device("meta")
 
 
@@ -154,7 +156,7 @@ def _written(tensor: Tensor) -> View | Tensor:
     return View.of(tensor) if tensor.is_meta else tensor.clone()
 
 
-class Recipe:
+class Blueprint:
     """Of a model. `model` has all its modules, and tensors without memory."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
@@ -222,9 +224,9 @@ def _grouped(steps: list[Step]) -> dict[int, list[Step]]:
     return groups
 
 
-def recipe_of(make: Callable[[], nn.Module]) -> Recipe | None:
-    """Of the model that a function makes; None if it does something that cannot be done later."""
+def blueprint_of(make: Callable[[], nn.Module]) -> Blueprint:
+    """Of the model that a function makes. Raises CannotRecord if it does something that cannot be done later."""
     try:
-        return Recipe(make)
-    except (CannotRecord, RuntimeError, NotImplementedError, TypeError, ValueError):
-        return None
+        return Blueprint(make)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # as tensors without memory raise them
+        raise CannotRecord(shown(error)) from error
