@@ -168,17 +168,20 @@ def _copy(source: Array, target: Array) -> None:
 
 
 @kernel
-def _combine(a: Array, b: Array, out: Array, op: int) -> None:
-    """Two ranks' elements become one; NaN stays NaN."""
+def _add(x: Array, other: Array, op: int) -> None:
+    """Two ranks' elements become one, in `x`; NaN stays NaN.
+
+    In place, as the compiler sees: where the sum of two arrays may lie on one of them, it takes element by element.
+    """
     if op == SUM:
-        for i in range(len(out)):
-            out[i] = a[i] + b[i]
+        for i in range(len(x)):
+            x[i] += other[i]
     elif op == MAX:
-        for i in range(len(out)):
-            out[i] = a[i] if a[i] > b[i] or a[i] != a[i] else b[i]
+        for i in range(len(x)):
+            x[i] = x[i] if x[i] > other[i] or x[i] != x[i] else other[i]
     else:
-        for i in range(len(out)):
-            out[i] = a[i] if a[i] < b[i] or a[i] != a[i] else b[i]
+        for i in range(len(x)):
+            x[i] = x[i] if x[i] < other[i] or x[i] != x[i] else other[i]
 
 
 @kernel
@@ -187,9 +190,9 @@ def _reduce(rows: Array, first: int, size: int, begin: int, out: Array, op: int)
     for low in range(0, len(out), _TILE):
         high = min(low + _TILE, len(out))
         tile = out[low:high]
-        _combine(rows[first, begin + low : begin + high], rows[first + 1, begin + low : begin + high], tile, op)
-        for rank in range(2, size):
-            _combine(tile, rows[first + rank, begin + low : begin + high], tile, op)
+        _copy(rows[first, begin + low : begin + high], tile)
+        for rank in range(1, size):
+            _add(tile, rows[first + rank, begin + low : begin + high], op)
 
 
 @kernel
@@ -234,7 +237,7 @@ def _all_at_once(words: Words, rows: Array, me: int, x: Array, op: int, mark: in
         if outcome != MET:
             return outcome
         if size == 2:
-            _combine(part, rows[first + 1 - me, : len(part)], part, op)
+            _add(part, rows[first + 1 - me, : len(part)], op)
         else:
             _reduce(rows, first, size, 0, part, op)
         words[RANK_AREA + me * RANK_WORDS + DONE] += 1
