@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -276,3 +277,25 @@ def test_a_launcher_that_is_none_is_refused(tmp_path: Path) -> None:
     plain.chmod(0o755)
     with pytest.raises(UserError, match="is no MPI launcher"):
         run(f"mpi:mpiexec={plain}", "raises")
+
+
+ABORTED = """
+import os
+import hocket
+from hocket.engines.guard import segments_of
+with hocket.join() as team:
+    team.barrier()
+    if team.rank == 1:
+        print(*segments_of(os.getpid()), flush=True)
+        raise hocket.UserError("no more")
+    team.barrier()
+"""
+
+
+def test_a_mistake_under_mpiexec_leaves_nothing_in_shared_memory(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ABORTED)
+    done = subprocess.run([LAUNCHER, "-n", "2", sys.executable, script], capture_output=True, text=True, timeout=60)
+    names = [name for name in done.stdout.split() if name.startswith("mpich")]
+    assert done.returncode and names
+    assert not [name for name in names if Path("/dev/shm", name).exists()]

@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,23 @@ def descendants(leaves: bool = False) -> set[int]:
     return found - set(parents.values()) if leaves else found
 
 
+def segments_of(pid: int) -> set[str]:
+    """The names of the files in /dev/shm that a process has mapped, or has made and not mapped yet."""
+    held = b""
+    with suppress(OSError):  # it has ended
+        held = Path(f"/proc/{pid}/maps").read_bytes()
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                held += b"\n" + os.readlink(f"/proc/{pid}/fd/{fd}").encode()
+    return {name.decode() for name in _SEGMENT.findall(held + b"\n")}
+
+
+def remove_own_segments() -> None:
+    """For a process that ends at once, and all others of its run with it."""
+    for name in segments_of(os.getpid()):
+        (_SHM / name).unlink(missing_ok=True)
+
+
 class Segments:
     """The files in /dev/shm that a run's processes made.
 
@@ -90,16 +108,11 @@ class Segments:
             self.search(descendants())
 
     def search(self, pids: set[int]) -> None:
-        """Note the files that processes have mapped, or have made and not mapped yet."""
+        """Note the files of processes."""
         if not self.folder:
             return
         for pid in pids:
-            try:
-                maps = Path(f"/proc/{pid}/maps").read_bytes()
-                links = [os.readlink(f"/proc/{pid}/fd/{fd}").encode() for fd in os.listdir(f"/proc/{pid}/fd")]
-            except OSError:
-                continue  # it has ended
-            held = {name.decode() for name in _SEGMENT.findall(maps + b"\n" + b"\n".join(links) + b"\n")}
+            held = segments_of(pid)
             self._names.writelines(f"{name}\n" for name in held - self._found)
             self._names.flush()
             self._found |= held

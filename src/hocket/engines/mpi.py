@@ -28,6 +28,7 @@ from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.guard import remove_own_segments
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
@@ -187,6 +188,8 @@ def connect(deadline: float) -> Comm:
 
 
 def abort() -> None:
+    """End all ranks. MPICH would leave its files in /dev/shm behind."""
+    remove_own_segments()
     _mpi().COMM_WORLD.Abort(1)
 
 
