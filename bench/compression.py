@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lr", type=float)
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     say_where()
     print(f"# {asked.task}, {asked.strategy}, 4 workers, {asked.epochs} epochs, {asked.seeds} seeds, engine sim")
     print("| compressor | accuracy | difference in points | bytes sent | reduced |\n| --- | --- | --- | --- | --- |")

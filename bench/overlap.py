@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=0, help="KiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="folder for the timelines of the last round")
-    chosen = parser.parse_args()
+    chosen = parser.parse_intermixed_args()
     say_where()
     print(f"# 2 hosts, {chosen.rate}, engine {chosen.engine}, {chosen.rounds} rounds", flush=True)
     with Testbed(2, chosen.rate) as bed:

@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[])
-    chosen = parser.parse_args()
+    chosen = parser.parse_intermixed_args()
     cases = {name: case for name, case in CASES.items() if not chosen.only or any(w in name for w in chosen.only)}
     say_where()
     print(

@@ -27,7 +27,7 @@ class DGC(TopK):
 
     takes_momentum: ClassVar[bool] = True
     ratio: float = 0.001
-    ramp: int = 100
+    ramp: int = 16
     """Steps over which the ratio falls from 25 % to its end; 0 begins with that."""
     clip: float = 0.0
     """The norm of the gradient of all workers beyond which each clips its own, to clip / sqrt(workers); 0 is never."""
