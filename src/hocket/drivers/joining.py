@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hocket.core.comm import Rank
-from hocket.core.environment import inside_mpi, inside_torchrun
+from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank, launched_size
 from hocket.core.errors import CommError, UserError, shown
 from hocket.core.frames import users_frames
 from hocket.core.status import Status
@@ -30,11 +30,23 @@ from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
 
+TURN_S = 0.5
+"""How long a rank gives the one before it to speak, and to end all."""
+
+
+def _await_turn(number: int, error: BaseException) -> None:
+    """Ranks of a launcher that is not ours mostly fail alike, and the first that speaks ends the others. Let it be the
+    lowest, and not one that only tells of another's end. Nobody waits for a word, so nobody waits for ever."""
+    time.sleep(TURN_S * (min(number, 3) + 4 * isinstance(error, CommError)))
+
+
 def _briefly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
     if not isinstance(error, (UserError, CommError)):
         sys.__excepthook__(kind, error, trace)
         return
+    if launched_size():
+        _await_turn(launched_rank(), error)
     if lines := users_frames("".join(traceback.format_tb(trace))):
         print(lines, file=sys.stderr)
     print(f"hocket: {error}", file=sys.stderr, flush=True)
@@ -66,16 +78,16 @@ def join(
     compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
-    workers = _workers(rank, chosen)
-    how = Layout.parse(layout)
-    check_layout(how, chosen)
-    if layout:
-        how = how.over(workers)
-        workers = how.data
-    chosen.check(workers)
-    mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
-    team = Team(rank, chosen, strategy, workers, seed, compressor, mesh)
     try:
+        workers = _workers(rank, chosen)
+        how = Layout.parse(layout)
+        check_layout(how, chosen)
+        if layout:
+            how = how.over(workers)
+            workers = how.data
+        chosen.check(workers)
+        mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
+        team = Team(rank, chosen, strategy, workers, seed, compressor, mesh)
         try:
             yield team
         except SystemExit as ending:
@@ -87,6 +99,7 @@ def join(
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
         if abort is not None and rank.comm.size > 1:
+            _await_turn(rank.comm.rank, error)
             _say_why(rank, error)
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()
