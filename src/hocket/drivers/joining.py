@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hocket.core.comm import Rank
-from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank, launched_size
+from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import CommError, UserError, shown
 from hocket.core.frames import users_frames
 from hocket.core.status import Status
@@ -28,7 +28,6 @@ from hocket.engines.threads import Threads, ThreadWorld
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
-
 
 TURN_S = 0.5
 """How long a rank gives the one before it to speak, and to end all."""
@@ -45,8 +44,6 @@ def _briefly(kind: type[BaseException], error: BaseException, trace: TracebackTy
     if not isinstance(error, (UserError, CommError)):
         sys.__excepthook__(kind, error, trace)
         return
-    if launched_size():
-        _await_turn(launched_rank(), error)
     if lines := users_frames("".join(traceback.format_tb(trace))):
         print(lines, file=sys.stderr)
     print(f"hocket: {error}", file=sys.stderr, flush=True)
@@ -72,22 +69,10 @@ def join(
     """
     if sys.excepthook is sys.__excepthook__:  # nobody else shows errors here
         sys.excepthook = _briefly
-    if not isinstance(strategy, str):
-        raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
-    chosen = strategies.make(strategy)
-    compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
     try:
-        workers = _workers(rank, chosen)
-        how = Layout.parse(layout)
-        check_layout(how, chosen)
-        if layout:
-            how = how.over(workers)
-            workers = how.data
-        chosen.check(workers)
-        mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
-        team = Team(rank, chosen, strategy, workers, seed, compressor, mesh)
+        team = _team(rank, strategy, compress, layout, seed)
         try:
             yield team
         except SystemExit as ending:
@@ -108,6 +93,23 @@ def join(
         raise
     finally:
         torch.set_num_threads(threads)
+
+
+def _team(rank: Rank, strategy: str, compress: str, layout: str, seed: int) -> Team:
+    """Refuses what cannot run here."""
+    if not isinstance(strategy, str):
+        raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
+    chosen = strategies.make(strategy)
+    compressor = compressor_for(compress, chosen)
+    workers = _workers(rank, chosen)
+    how = Layout.parse(layout)
+    check_layout(how, chosen)
+    if layout:
+        how = how.over(workers)
+        workers = how.data
+    chosen.check(workers)
+    mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
+    return Team(rank, chosen, strategy, workers, seed, compressor, mesh)
 
 
 def _workers(rank: Rank, chosen: Strategy) -> int:
