@@ -20,8 +20,6 @@ def main(mistake: str) -> None:
             if step == 4 and team.rank == 1:
                 if mistake == "leaves":
                     break
-                if mistake == "exits":
-                    sys.exit(0)
                 if mistake == "meets":
                     team.barrier()
             if mistake == "sums":
