@@ -1,14 +1,15 @@
 """A recommender: people and films as vectors, learnt from ratings, with or without a parameter server.
 
     hocket launch -n 2 examples/recommender.py
-    hocket launch -n 3 examples/recommender.py server:mode=async    # two workers and a server
+    hocket launch -n 3 examples/recommender.py server:mode=async,stale=none,lookahead=0    # two workers and a server
     mpiexec -n 2 python examples/recommender.py
     torchrun --nproc-per-node 2 examples/recommender.py
     python examples/recommender.py
 
 The ratings are made up: each person likes films whose hidden vector resembles their own, plus noise of 0.3, so that no
 recommender can be off by less on average (root of mean squares). Under `server:mode=async` nobody waits for anybody:
-the workers draw their batches from one pool, and who is fast takes more of them.
+the workers draw their batches from one pool, and who is fast takes more of them. What that mode does by default against
+staleness (`stale`, `lookahead`) is made for the steps of SGD and for many workers; two that share Adam do better without.
 """
 
 import sys

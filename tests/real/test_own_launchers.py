@@ -65,11 +65,36 @@ def test_every_strategy_runs_and_every_mistake_is_noticed(launcher: str, tmp_pat
         assert not launched or said in found[how.__name__]
 
 
+MISTAKES = {
+    "leaves": (2, "rank 1 has left the block after 4 steps, and others have not"),
+    "meets": (1, "rank 1 in barrier"),
+    "sums": (2, "team.all_reduce takes a tensor or a number"),
+    "loads": (2, "own_mistaken.py is damaged, or no checkpoint of Hocket's"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("launcher", SOME[1:])
+def test_a_mistake_is_said_once_and_at_once(launcher: str, mistake: str, tmp_path: Path) -> None:
+    """Long before the deadline, which is 10 minutes: nobody waits for a rank that does something else."""
+    words = [str(word).format(n=3, out=tmp_path / "run") for word in LAUNCHERS[launcher]]
+    launched = "hocket" in words
+    command = [*words, *(["--deadline", "600"] if launched else []), str(HERE / "own_mistaken.py"), mistake]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    status, line = MISTAKES[mistake]
+    assert done.returncode == (status if launched else 1)
+    said = [one for one in done.stderr.splitlines() if line in one]
+    assert len(said) == 1 and said[0].startswith("hocket: "), done.stderr
+    assert mistake != "meets" or "in all_reduce of 16 float32" in said[0]
+    assert not launched or status == 1 or "Traceback" not in done.stderr
+
+
 def test_a_launch_leaves_a_record(tmp_path: Path) -> None:
     said = run("sim", 2, tmp_path / "run", "own_joined_once.py")
     assert f"record in {tmp_path / 'run'}" in said
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["verdict"] == "finished" and result["virtual_seconds"] > 0 and result["task"] == "own_joined_once"
+    assert result["out"] == str(tmp_path / "run")
     assert len(result["curve"]) == 2 and result["test_mse"] == result["curve"][-1]["test_mse"]
     assert (tmp_path / "run" / "curve.csv").read_text().count("\n") == 3
     assert (tmp_path / "run" / "model.safetensors").exists()

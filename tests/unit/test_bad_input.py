@@ -209,6 +209,8 @@ CASES = [
     # Launching.
     (["launch"], "Missing argument"),
     (["launch", "gone.py"], "there is no script gone.py"),
+    (["launch", "--bogus", "lacks.py"], "hocket launch has no option --bogus; its options come before the script"),
+    (["launch", "-m", "lacks.py"], "lacks.py is a file: leave out -m"),
     (["launch", "a-folder"], "there is no script a-folder"),
     (["launch", "-n", "0", "lacks.py"], "workers must be 1 or more"),
     (

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.core.errors import RankFailed
+from hocket.engines.catalogue import Listener
+from hocket.engines.threads import Threads
 
 
 class TestMismatches:
@@ -41,6 +43,37 @@ class TestMismatches:
         with pytest.raises(RankFailed, match=line) as failed:
             run(main, 2)
         assert "all ranks must call the same collectives" in failed.value.reason
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=2"])
+def test_a_call_too_many_on_one_rank_is_said_at_once_with_what_both_do(strategy: str) -> None:
+    def main(_: Any) -> None:
+        with hocket.join(strategy) as team:
+            model = net()
+            model, optimizer = team.prepare(model, sgd(model))
+            step(model, optimizer)
+            if team.rank == 1:
+                team.barrier()
+            step(model, optimizer)
+
+    with pytest.raises(RankFailed, match=r"rank 1 in barrier(.*; all ranks must call the same)") as failed:
+        on_threads(main, 2)
+    assert "rank 0 in all_reduce of" in failed.value.reason and "DeadlineExceeded" not in failed.value.reason
+
+
+def test_a_wait_in_vain_is_told_with_what_the_others_did() -> None:
+    def main(_: Any) -> None:
+        with hocket.join("gossip:kind=dpsgd") as team:
+            model = net()
+            model, optimizer = team.prepare(model, sgd(model))
+            if team.rank == 1:
+                team.barrier()
+            step(model, optimizer)
+
+    with pytest.raises(RankFailed) as failed:
+        Threads(deadline=1.0).run(main, 2, Listener())
+    assert "rank 1 waited" in failed.value.reason or "rank 1 was in barrier" in failed.value.reason
+    assert "rank 0 waited" in failed.value.reason or "rank 0 was in recv" in failed.value.reason
 
 
 def test_whole_numbers_are_summed_exactly() -> None:
@@ -109,6 +142,20 @@ def test_wrong_arguments_are_said_in_one_line(call: Callable[..., Any], line: st
         with pytest.raises(hocket.UserError, match=line) as said:
             call(team, model, optimizer)
         assert "\n" not in str(said.value)
+
+
+def test_a_damaged_checkpoint_is_a_users_mistake_on_every_rank(tmp_path: Any) -> None:
+    (tmp_path / "saved").write_bytes(b"no checkpoint")
+
+    def main(_: Any) -> None:
+        with hocket.join() as team:
+            model = net()
+            team.prepare(model, sgd(model))
+            team.load(tmp_path / "saved")
+
+    with pytest.raises(RankFailed) as failed:
+        on_threads(main, 2)
+    assert failed.value.reason.startswith("UserError: ") and "saved is damaged" in failed.value.reason
 
 
 def test_a_strategy_that_is_no_text() -> None:

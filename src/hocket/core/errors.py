@@ -7,6 +7,12 @@ class UserError(ValueError):
     """A user's mistake. The message is one line that says what to do; the command line shows only it."""
 
 
+def named(error: BaseException) -> str:
+    """An error as `Kind: what it says`, to be sent to who started the run; every user's mistake is a `UserError`."""
+    kind = UserError if isinstance(error, UserError) else type(error)
+    return f"{kind.__name__}: {error}"
+
+
 def shown(value: object) -> str:
     """A value as it may stand in such a line: short, and on one line whatever it is."""
     text = " ".join(repr(value).split())

@@ -29,6 +29,15 @@ from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
+TURN_S = 0.5
+"""How long a rank gives the one before it to speak, and to end all."""
+
+
+def _await_turn(number: int, error: BaseException) -> None:
+    """Ranks of a launcher that is not ours mostly fail alike, and the first that speaks ends the others. Let it be the
+    lowest, and not one that only tells of another's end. Nobody waits for a word, so nobody waits for ever."""
+    time.sleep(TURN_S * (min(number, 3) + 4 * isinstance(error, CommError)))
+
 
 def _briefly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
@@ -60,22 +69,10 @@ def join(
     """
     if sys.excepthook is sys.__excepthook__:  # nobody else shows errors here
         sys.excepthook = _briefly
-    if not isinstance(strategy, str):
-        raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
-    chosen = strategies.make(strategy)
-    compressor = compressor_for(compress, chosen)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
-    workers = _workers(rank, chosen)
-    how = Layout.parse(layout)
-    check_layout(how, chosen)
-    if layout:
-        how = how.over(workers)
-        workers = how.data
-    chosen.check(workers)
-    mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
-    team = Team(rank, chosen, strategy, workers, seed, compressor, mesh)
     try:
+        team = _team(rank, strategy, compress, layout, seed)
         try:
             yield team
         except SystemExit as ending:
@@ -87,6 +84,7 @@ def join(
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
         if abort is not None and rank.comm.size > 1:
+            _await_turn(rank.comm.rank, error)
             _say_why(rank, error)
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()
@@ -95,6 +93,23 @@ def join(
         raise
     finally:
         torch.set_num_threads(threads)
+
+
+def _team(rank: Rank, strategy: str, compress: str, layout: str, seed: int) -> Team:
+    """Refuses what cannot run here."""
+    if not isinstance(strategy, str):
+        raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
+    chosen = strategies.make(strategy)
+    compressor = compressor_for(compress, chosen)
+    workers = _workers(rank, chosen)
+    how = Layout.parse(layout)
+    check_layout(how, chosen)
+    if layout:
+        how = how.over(workers)
+        workers = how.data
+    chosen.check(workers)
+    mesh = Mesh(rank.comm, how) if how.ranks > 1 else None
+    return Team(rank, chosen, strategy, workers, seed, compressor, mesh)
 
 
 def _workers(rank: Rank, chosen: Strategy) -> int:

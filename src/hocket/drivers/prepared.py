@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable
@@ -171,6 +172,7 @@ class Prepared:
         optimizer.found_inf = optimizer.grad_scale = None  # an optimizer that knows them would apply them again
         if anywhere:
             self.unweighed = None
+            _tell_scaler(optimizer)
         return bool(anywhere)
 
     # Clipping
@@ -234,6 +236,20 @@ class Prepared:
             raise UserError("the team has ended; call optimizer.step() inside the 'with hocket.join(...)' block")
 
         optimizer.step = step
+
+
+def _tell_scaler(optimizer: torch.optim.Optimizer) -> None:
+    """Let the GradScaler that has called a step hear of an overflow elsewhere, so that all workers' scales stay equal.
+
+    PyTorch gives an optimizer what its scaler has found, and no way to answer: the scaler is among our callers.
+    """
+    frame = sys._getframe()
+    while frame.f_back and not isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
+        frame = frame.f_back
+    scaler = frame.f_locals.get("self")
+    if isinstance(scaler, torch.amp.GradScaler):
+        for found in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            found.fill_(1.0)
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, servers: int) -> None:

@@ -24,7 +24,8 @@ class Talk(ABC):
 
     @property
     @abstractmethod
-    def comm(self) -> Comm: ...
+    def meeting(self) -> Comm:
+        """Where the workers meet."""
 
     @abstractmethod
     def everyone(self) -> Comm:
@@ -53,13 +54,13 @@ class Talk(ABC):
             if isinstance(value, Tensor):
                 if op == "mean" and not (value.is_floating_point() or value.is_complex()):
                     raise UserError(f"team.all_reduce: the mean of {value.dtype} is none; make it floating-point first")
-                _in_place(value, lambda x: self.comm.all_reduce(x, op))
+                _in_place(value, lambda x: self.meeting.all_reduce(x, op))
                 return value
             if not isinstance(value, (int, float)):
                 raise UserError(f"team.all_reduce takes a tensor or a number, got {shown(value)}; see team.gather")
             whole = isinstance(value, int) and op != "mean"
             number = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
-            self.comm.all_reduce(number, op)
+            self.meeting.all_reduce(number, op)
             return cast(V, number.item())
 
     def gather(self, value: V) -> list[V]:
@@ -67,17 +68,17 @@ class Talk(ABC):
         with self.named("gather"):
             packed = _packed(value)
             lengths = torch.zeros(self.size, dtype=torch.int64)
-            self.comm.all_gather(lengths, torch.tensor([packed.numel()]))
+            self.meeting.all_gather(lengths, torch.tensor([packed.numel()]))
             longest = int(lengths.max())
             everyone = torch.zeros(self.size * longest, dtype=torch.uint8)
-            self.comm.all_gather(everyone, torch.cat([packed, packed.new_zeros(longest - packed.numel())]))
+            self.meeting.all_gather(everyone, torch.cat([packed, packed.new_zeros(longest - packed.numel())]))
             rows = everyone.view(self.size, longest)
             return [unpack_state(rows[r, : int(lengths[r])])["value"] for r in range(self.size)]
 
     def barrier(self) -> None:
         """Wait until all workers are here."""
         with self.named("barrier"):
-            self.comm.barrier()
+            self.meeting.barrier()
 
     @contextmanager
     def named(self, what: str) -> Iterator[None]:

@@ -69,6 +69,7 @@ class Team(Talk):
         """This worker's number, which all ranks with parts of its model have."""
         self.is_server = self.worker >= workers
         self._workers: Comm | None = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
+        self._meeting: Comm | None = None
         self._counter: Counter | None = None
         self._drawn_from = itertools.count()
         self._outcome = Outcome(self._rank, strategy, text, workers, seed, mesh.layout if mesh else None)
@@ -80,13 +81,23 @@ class Team(Talk):
         if self._workers is None:
             self._workers = self._rank.comm.split(0)
         if not isinstance(self._workers, Metered):
-            rank = self._rank
-            self._workers = Metered(self._workers, rank.clock, rank.status, Trace(0), self._totals)
+            self._workers = self._metered(self._workers)
         return self._workers
+
+    def _metered(self, comm: Comm) -> Metered:
+        return Metered(comm, self._rank.clock, self._rank.status, Trace(0), self._totals)
+
+    @property
+    def meeting(self) -> Comm:
+        """Workers that take their steps together meet where the steps do, so that one who calls something else is
+        noticed at once. (Parts of gradients that leave before the step have no place in that order.)"""
+        if self._meeting is None and self._prepared and self._strategy.lockstep and self._prepared[0].early is None:
+            self._meeting = self._metered(self._prepared[0].session.group)
+        return self._meeting or self.comm
 
     def everyone(self) -> Comm:
         """Before `prepare`, servers run the user's script too."""
-        return self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.comm
+        return self._rank.comm if not self._prepared and self._strategy.server_ranks() else self.meeting
 
     @property
     def bytes_sent(self) -> int:
@@ -362,11 +373,11 @@ class Team(Talk):
         self._rank.status.operation = "the end of the block"
         try:
             with self._rank.clock.free():
-                self.comm.barrier()
+                self.meeting.barrier()
         except CommError as error:
             raise UserError(
-                f"rank {self.rank} has left the block after {steps} steps, and the others have not: every worker must "
-                f"call optimizer.step() equally often (was there a break, a return or an exit on one of them?)"
+                f"rank {self.rank} has left the block after {steps} steps, and others have not: every worker must call "
+                f"optimizer.step() equally often (was there a break, a return or an exit on one of them?)"
             ) from error
 
     def result(self) -> Result:

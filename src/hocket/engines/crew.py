@@ -9,8 +9,8 @@ from typing import Any
 
 from hocket.core.brake import Brake, pull
 from hocket.core.comm import Rank
-from hocket.core.errors import RankFailed
-from hocket.engines.engine import STOP_S, TICK_S, Listener, Main, first_failure, operation_of
+from hocket.core.errors import RankFailed, named
+from hocket.engines.engine import STOP_S, TICK_S, Listener, Main, explained, first_failure, operation_of
 from hocket.engines.local import LocalComm, World, current
 
 PATIENCE_S = 1.0
@@ -45,7 +45,7 @@ class Crew:
             self._join(PATIENCE_S)
             raise
         if self._failures:
-            raise first_failure(self._failures)
+            raise explained(first_failure(self._failures), self._world.statuses)
         return self._results
 
     def _body(self, number: int) -> None:
@@ -66,8 +66,8 @@ class Crew:
             current.set(rank)
             self._results[number] = self._main(rank)
         except BaseException as error:  # a rank that fails must not leave the others waiting
-            reason = f"{type(error).__name__}: {error}"
-            self._failures.append(RankFailed(number, operation_of(error, status), reason, traceback.format_exc()))
+            failure = RankFailed(number, operation_of(error, status), named(error), traceback.format_exc())
+            self._failures.append(failure)
             world.abort()
         finally:
             world.thread_ended(number)

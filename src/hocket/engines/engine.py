@@ -130,3 +130,12 @@ def first_failure(failures: Sequence[RankFailed]) -> RankFailed:
         return next((i for i, kind in enumerate(kinds, 1) if failure.reason.startswith(kind)), 0)
 
     return min(failures, key=echo)
+
+
+def explained(failure: RankFailed, statuses: Sequence[Status]) -> RankFailed:
+    """A rank that waited in vain cannot know what the others did meanwhile; who started them does."""
+    if not failure.reason.startswith("DeadlineExceeded:"):
+        return failure
+    others = [f"rank {r} was in {s.operation} at step {s.step}" for r, s in enumerate(statuses) if r != failure.rank]
+    reason = f"{failure.reason}; {', '.join(others[:8])}"
+    return RankFailed(failure.rank, failure.operation, reason, failure.traceback)

@@ -19,7 +19,7 @@ import torch
 from hocket.core.brake import Brake
 from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank
-from hocket.core.errors import RankFailed
+from hocket.core.errors import RankFailed, named
 from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.brakes import Brakes, hearing
@@ -45,9 +45,8 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
         link.tell("done", {"result": result})
         return 0
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
         operation = operation_of(error, status)
-        word = {"operation": operation, "reason": reason, "traceback": traceback.format_exc()}
+        word = {"operation": operation, "reason": named(error), "traceback": traceback.format_exc()}
         link.tell("error", word)
         return 1
 

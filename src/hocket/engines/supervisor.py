@@ -21,7 +21,7 @@ from hocket.core.environment import CONTROL, PROGRAM
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
 from hocket.engines.brakes import Brakes
-from hocket.engines.engine import STOP_S, TICK_S, Listener, Program, first_failure
+from hocket.engines.engine import STOP_S, TICK_S, Listener, Program, explained, first_failure
 from hocket.engines.line import Control, Word
 
 _GRACE_S = 10.0  # for processes to leave after their last word
@@ -114,7 +114,7 @@ class Supervisor:
             self._end(guard)
             self._control.close()
         if self._failures:
-            raise self._explained(first_failure(self._failures))
+            raise explained(first_failure(self._failures), self._statuses)
         return [self._results[r] for r in range(len(self._statuses))]
 
     def _start(self, plan: dict[str, Any], commands: list[tuple[list[str], dict[str, str]]]) -> subprocess.Popen[bytes]:
@@ -343,16 +343,6 @@ class Supervisor:
         missing = min(set(range(len(self._statuses))) - set(self._results))
         status = "" if self._launcher_status is None else f" with exit status {self._launcher_status}"
         self._fail(missing, "start", f"its launcher ended{status} before it was done", self._tail())
-
-    def _explained(self, failure: RankFailed) -> RankFailed:
-        """A rank that waited in vain cannot know what the others did meanwhile; here it is known."""
-        if not failure.reason.startswith("DeadlineExceeded:"):
-            return failure
-        others = [
-            f"rank {r} was in {s.operation} at step {s.step}" for r, s in enumerate(self._statuses) if r != failure.rank
-        ]
-        reason = f"{failure.reason} (--deadline); {', '.join(others[:8])}"
-        return RankFailed(failure.rank, failure.operation, reason, failure.traceback)
 
     def _end(self, guard: subprocess.Popen[bytes] | None) -> None:
         """The guard ends what still lives as soon as we hang up."""

@@ -38,13 +38,15 @@ class ScriptRecord(Listener):
 
     def close(self, verdict: str, error: str | None = None) -> None:
         ending = {"verdict": verdict, "error": error} if error or not self._result else {}
-        missing = self._folder.finish(self._known | self._result | ending)
+        missing = self._folder.finish(self._known | self._result | {"out": str(self._folder.path)} | ending)
         if missing:
             print(f"hocket: {missing}", file=sys.stderr, flush=True)
 
 
 def launch(script: str, args: list[str], spec: RunSpec, *, module: bool, out: Path | None, force: bool) -> None:
     """Run `script` on so many ranks of an engine; raises RankFailed if one of them does."""
+    if script.startswith("-"):
+        raise UserError(f"hocket launch has no option {script}; its options come before the script, see --help")
     if module:
         find_module(script)
     elif not os.path.isfile(script):
@@ -60,8 +62,9 @@ def launch(script: str, args: list[str], spec: RunSpec, *, module: bool, out: Pa
     if out is None:
         out, force = new_folder(f"launch-{short[:80]}"), True
     check_name(out)
-    print(f"hocket: {short} on {workers} ranks, engine {name}; record in {out}", file=sys.stderr, flush=True)
-    known = {"task": short, "engine": name, "ranks": workers, "out": str(out)}
+    ranks = "1 rank" if workers == 1 else f"{workers} ranks"
+    print(f"hocket: {short} on {ranks}, engine {name}; record in {out}", file=sys.stderr, flush=True)
+    known = {"task": short, "engine": name, "ranks": workers}
     record = ScriptRecord(RunFolder(out, spec.to_toml(), force=force), known)
     path, name = ("", script) if module else (str(Path(script).resolve()), "")
     argument = {"script": path, "module": name, "args": args}

@@ -32,6 +32,8 @@ class _Main(types.ModuleType):
 
 def find_module(name: str) -> ModuleSpec:
     """What `python -m name` would run."""
+    if name.endswith(".py"):
+        raise UserError(f"-m takes a module, such as package.module; {name} is a file: leave out -m")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
