@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -214,6 +214,17 @@ class Prepared:
     def uncounted(self) -> AbstractContextManager[None]:
         """Inside, what the parts of a model tell each other is not counted."""
         return self._within.uncounted() if self._within else nullcontext()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, all modules are in eval mode."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def end(self) -> None:
         """The farewell: the strategy ends, and everyone has one model."""
