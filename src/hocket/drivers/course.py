@@ -128,7 +128,7 @@ class Course:
         began = clock.now()
         index = self.shards.batch(epoch, step, share)
         samples = index.numel()  # len() of a tensor takes a microsecond
-        self.schedule.set(epoch * self.shards.steps + step + 1)
+        self.status.lr = self.schedule.set(epoch * self.shards.steps + step + 1)
         worker.coming.weight = Weight(samples, self.shards.step_samples(step))
         if worker.on_part is None:
             # Before it is computed: by then, who is earlier in virtual time can have asked for one too.
