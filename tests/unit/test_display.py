@@ -37,11 +37,11 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 def test_plain_lines_tell_how_long_it_will_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    seconds = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: seconds[0])
     plain = display.Plain()
     plain.begin("title", 40)
-    for now, step in ((100.0, 0), (110.0, 10), (120.0, 20)):  # it compiled until 100
+    for seconds[0], step in ((100.0, 0), (110.0, 10), (120.0, 20)):  # it compiled until 100
         plain.update([Status(step=step)])
     _, *lines = capsys.readouterr().err.splitlines()
     assert [line.partition("), ")[0] for line in lines] == [

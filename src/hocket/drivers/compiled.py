@@ -13,6 +13,7 @@ import torch
 
 from hocket import optim
 from hocket.core.errors import CommError, UserError
+from hocket.core.memory_use import give_back_freed_memory
 from hocket.core.threaded import Threaded
 from hocket.drivers.course import Course
 from hocket.drivers.plan import Plan
@@ -116,6 +117,7 @@ class CompiledWorkers(Compiled):
                 session.worker.keep(name, vector)
             course.rank.brake.on_stop = self._shared.stop
             course.rank.brake.passed(1)
+            give_back_freed_memory()
             saved = course.begin(schedule)
             if saved:
                 self._at = tuple(saved["at"])
@@ -141,7 +143,7 @@ class CompiledWorkers(Compiled):
             is_last = not cut_off and until == plan.steps
             if until % course.stride == 0 and not is_last and not stopped:
                 self._read_shared()
-                if course.pulse(final=False):
+                if course.pulse(final=False, alike=True):
                     return
             due |= course.saves_at_the_end() if is_last else epoch_is_over and course.saves_after(epoch + 1)
             if (stopped or due) and course.save(lambda: {"at": list(self._at)}):
