@@ -165,7 +165,8 @@ class CompiledWorkers(Compiled):
         began_s, began_ns = course.clock.now(), time.monotonic_ns()
         course.status.uncounted = lambda: self._uncounted(epoch, first, last)
         end = self._thread.run_epoch(shared, order, self._rate(epoch, first, last))
-        course.status.uncounted, course.status.lr = None, self._rate_after(epoch, last)
+        *_, course.status.lr = self._uncounted(epoch, first, last)
+        course.status.uncounted = None
         if end == BROKEN_LOCK:
             name = session.strategy.name
             raise CommError(f"worker {session.worker.rank} could not get the {name} before the deadline")
