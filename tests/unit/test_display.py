@@ -12,7 +12,7 @@ from hocket.core.status import Status
 
 
 def statuses(count: int) -> list[Status]:
-    return [Status(step=10 + r, samples=100, operation=f"doing-{r}") for r in range(count)]
+    return [Status(step=10 + r, samples=100, lr=0.025, operation=f"doing-{r}") for r in range(count)]
 
 
 def show(shown: display.Display, workers: int) -> None:
@@ -30,7 +30,34 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert printed.out == ""
     title, progress, note = printed.err.splitlines()
     assert (title, note) == ("digits: allreduce", "a rank said")
-    assert progress.startswith("step 10/40 (25 %), ") and progress.endswith(", loss –, test accuracy 0.2500")
+    assert progress.startswith("step 10/40 (25 %), ")
+    assert progress.endswith(" samples/s, lr 0.025, loss –, test accuracy 0.2500")
+
+
+def test_plain_lines_tell_how_long_it_will_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: seconds[0])
+    plain = display.Plain()
+    plain.begin("title", 40)
+    for seconds[0], step in ((100.0, 0), (110.0, 10), (120.0, 20)):  # it compiled until 100
+        plain.update([Status(step=step)])
+    _, *lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("), ")[0] for line in lines] == [
+        "step 0/40 (0 %",
+        "step 10/40 (25 %, 0:30 left",
+        "step 20/40 (50 %, 0:20 left",
+    ]
+
+
+def test_what_compiled_code_took_is_seen_and_not_counted() -> None:
+    status = Status(step=5, samples=50, lr=0.1)
+    assert status.seen() is status
+    status.uncounted = lambda: (2, 20, 0.08)
+    seen = status.seen()
+    assert (seen.step, seen.samples, seen.lr) == (7, 70, 0.08)
+    assert (status.step, status.samples, status.lr) == (5, 50, 0.1)
 
 
 def test_plain_lines_are_rare(capsys: pytest.CaptureFixture[str]) -> None:

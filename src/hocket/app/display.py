@@ -46,23 +46,42 @@ class Rates:
         return f"{rate:,.0f} {self._unit}/s"
 
 
+class TimeLeft:
+    """How long a run will go on, by the steps since its first: what was before them is compiling and the like."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._first: tuple[float, int] | None = None
+
+    def shown(self, step: int) -> str:
+        now = time.monotonic()
+        if self._first is None or not step:
+            self._first = now, step
+        began, at = self._first
+        if step <= at:
+            return ""
+        seconds = round((now - began) / (step - at) * max(self._steps - step, 0))
+        return f", {seconds // 60}:{seconds % 60:02d} left"
+
+
 class Plain:
     """One line every few seconds on standard error."""
 
     def begin(self, title: str, steps: int, words: float | None = None) -> None:
         self._steps, self._metric = steps, ""
-        self._rates = Rates(words)
+        self._rates, self._left = Rates(words), TimeLeft(steps)
         self._next = time.monotonic() + PLAIN_S
         self.note(title)
 
     def update(self, statuses: Sequence[Status]) -> None:
-        rate = self._rates.update(statuses)
+        rate, step = self._rates.update(statuses), mean_step(statuses)
+        left = self._left.shown(step)
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + PLAIN_S
-        step = mean_step(statuses)
         done = f"{100 * step / self._steps:.0f} %" if self._steps else ""
-        self.note(f"step {step}/{self._steps} ({done}), {self._rates.shown(rate)}{self._metric}")
+        lr = _rate(statuses)
+        self.note(f"step {step}/{self._steps} ({done}{left}), {self._rates.shown(rate)}, lr {lr}{self._metric}")
 
     def metric(self, name: str, value: float | None, loss: float | None) -> None:
         self._metric = f", loss {_number(loss)}, {name} {_number(value)}"
@@ -103,7 +122,7 @@ class Terminal:
         self._progress.update(self._bar, completed=mean_step(statuses))
         name, value, loss = self._metric
         lines = Table.grid(padding=(0, 2))
-        lines.add_row("loss", loss, name, value, self._rates.shown(rate))
+        lines.add_row("loss", loss, name, value, "lr", _rate(statuses), self._rates.shown(rate))
         workers = Table.grid(padding=(0, 2))
         for r, status in enumerate(statuses[:MAX_LINES]):
             workers.add_row(
@@ -144,6 +163,12 @@ class AsJson(Silent):
 def mean_step(statuses: Sequence[Status]) -> int:
     """How far a run is: where workers do not meet, some take more steps than others."""
     return sum(s.step for s in statuses) // len(statuses)
+
+
+def _rate(statuses: Sequence[Status]) -> str:
+    """The learning rate, where it is known."""
+    lr = statuses[0].lr
+    return f"{lr:.4g}" if math.isfinite(lr) else "–"
 
 
 def _number(value: float | None) -> str:

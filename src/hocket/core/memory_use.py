@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt
 _KEPT, _LARGE = 2**28, 2**25
 _YOUNG = 50_000, 10, 10
 """Python's own are 700, 10, 10."""
+_WORTH_A_MAP = 2**20
+"""Bytes of zeros that are worth asking the system for by themselves."""
+
+
+def untouched_zeros(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory before they are written, if they are many, and in main memory.
+
+    A gradient that nobody computes is as long as the model, and `torch.zeros` writes it.
+    """
+    nbytes = length * dtype.itemsize
+    if device.type != "cpu" or nbytes < _WORTH_A_MAP:
+        return torch.zeros(length, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 def keep_freed_memory() -> None:
@@ -23,6 +41,13 @@ def keep_freed_memory() -> None:
     if hasattr(library, "gnu_get_libc_version"):
         library.mallopt(_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+def give_back_freed_memory() -> None:
+    """Have the C library give the system what was freed: it keeps the memory of models that were only tried out."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
+from hocket.core.memory_use import untouched_zeros
 from hocket.core.modules import check_module
 from hocket.core.weight import Weight
 
@@ -47,7 +48,7 @@ Memory = Callable[[str, int, torch.dtype, torch.device], Tensor]
 
 
 def own_memory(purpose: str, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(length, dtype=dtype, device=device)
+    return untouched_zeros(length, dtype, device)
 
 
 class Replica:

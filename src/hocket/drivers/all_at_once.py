@@ -211,7 +211,7 @@ class AllAtOnce:
         worker, status = self._worker, self._rank.status
         status.stop()
         counts = self._counts(step)
-        self._schedule.set(epoch * self._shards.steps + step + 1)
+        status.lr = self._schedule.set(epoch * self._shards.steps + step + 1)
         began_s = self._time.now_s.copy()
         self._time.charge(counts / self._plan.batch)
         if step == 0:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from hocket import optim
 from hocket.core.errors import CommError, UserError
+from hocket.core.memory_use import give_back_freed_memory
 from hocket.core.threaded import Threaded
 from hocket.drivers.course import Course
 from hocket.drivers.plan import Plan
 from hocket.drivers.schedule import Schedule
 from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NEXT
-from hocket.kernels.models.family import BROKEN_LOCK, Kernel
+from hocket.kernels.models.family import BROKEN_LOCK, Kernel, Log
 from hocket.measure.losses import Losses
 from hocket.tasks import SampleSet, Task
 from hocket.tasks.base import compiled
@@ -46,29 +49,61 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
     return kernel
 
 
-class CompiledWorkers:
-    """A source of steps: a worker takes batches of an epoch by itself, gradients and updates in one, then all meet.
+class Compiled:
+    """A source of steps whose gradients and updates are compiled as a whole."""
+
+    def __init__(self, course: Course, task: Task, train: SampleSet) -> None:
+        self._course, self._session = course, course.session
+        kernel = kernel_for(course.plan, task, train)
+        assert kernel is not None and kernel.dim == course.gradients.replica.x.numel(), "the kernel is another model's"
+        self._kernel = kernel
+
+    def _compile(self) -> None:
+        """Called by all, who wait for each other inside, and not at a barrier with a deadline."""
+        status, began = self._course.status, time.perf_counter()
+        status.operation = "compile"
+        self._kernel.compile()
+        self._session.compile_s = time.perf_counter() - began
+        status.operation = "compute"
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What one worker wants, all do."""
+        found = torch.tensor(wishes, dtype=torch.int64)
+        self._session.group.all_reduce(found, "max")
+        return [bool(wish) for wish in found]
+
+    def _record(self, logs: Sequence[Log], steps: int, began_s: float, began_ns: int) -> int:
+        """Write down what threads did since then, as so many steps of this worker; returns its samples."""
+        course, session = self._course, self._session
+        session.trace.add("stretch", began_s, course.clock.now(), batches=steps)
+        clocks = np.concatenate([log.clock_ns for log in logs])
+        in_order = clocks.argsort(kind="stable")
+        losses = torch.from_numpy(np.concatenate([log.loss for log in logs])[in_order]).double()
+        counts = torch.from_numpy(np.concatenate([log.samples for log in logs])[in_order]).double()
+        seconds = began_s - course.began_s + torch.from_numpy(clocks[in_order] - began_ns) / 1e9
+        course.ledger.add_all(Losses(losses, counts, seconds, torch.arange(len(losses)) + session.worker.step + 1))
+        samples = int(counts.sum())
+        session.count(steps, samples)
+        return samples
+
+
+class CompiledWorkers(Compiled):
+    """A worker takes batches of an epoch by itself, then all meet.
 
     The strategy's own worker begins and ends as everywhere; what it would do for each gradient is what is compiled.
     """
 
     def __init__(self, course: Course, task: Task, train: SampleSet) -> None:
-        self._course, self._session, plan = course, course.session, course.plan
-        kernel = kernel_for(plan, task, train)
-        assert kernel is not None and kernel.dim == course.gradients.replica.x.numel(), "the kernel is another model's"
-        self._kernel = kernel
-        self._thread = kernel.worker(self._session.group.rank, plan.batch, plan.momentum)
+        super().__init__(course, task, train)
+        plan = course.plan
+        self._thread = self._kernel.worker(self._session.group.rank, plan.batch, plan.momentum)
         self._at = (0, 0)
         """The epoch, and how many of its batches were handed out."""
         course.steps_done = self._steps_done
 
     def run(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> dict[str, Any]:
-        course, session, status = self._course, self._session, self._course.status
-        status.operation = "compile"
-        began = time.perf_counter()
-        self._kernel.compile()  # by all, who wait for each other inside, and not at a barrier with a deadline
-        session.compile_s = time.perf_counter() - began
-        status.operation = "compute"
+        course, session = self._course, self._session
+        self._compile()
         with self._kernel.running():
             session.begin(course.gradients.replica)
             sharing = session.strategy.compiled_sharing(
@@ -82,6 +117,7 @@ class CompiledWorkers:
                 session.worker.keep(name, vector)
             course.rank.brake.on_stop = self._shared.stop
             course.rank.brake.passed(1)
+            give_back_freed_memory()
             saved = course.begin(schedule)
             if saved:
                 self._at = tuple(saved["at"])
@@ -107,17 +143,11 @@ class CompiledWorkers:
             is_last = not cut_off and until == plan.steps
             if until % course.stride == 0 and not is_last and not stopped:
                 self._read_shared()
-                if course.pulse(final=False):
+                if course.pulse(final=False, alike=True):
                     return
             due |= course.saves_at_the_end() if is_last else epoch_is_over and course.saves_after(epoch + 1)
             if (stopped or due) and course.save(lambda: {"at": list(self._at)}):
                 return
-
-    def _agreed(self, *wishes: bool) -> list[bool]:
-        """What one worker wants, all do."""
-        found = torch.tensor(wishes, dtype=torch.int64)
-        self._session.group.all_reduce(found, "max")
-        return [bool(wish) for wish in found]
 
     def _steps_done(self) -> int:
         (epoch, batches), plan = self._at, self._course.plan
@@ -133,31 +163,37 @@ class CompiledWorkers:
                 shared.control[NEXT] = first
             session.group.barrier()
         began_s, began_ns = course.clock.now(), time.monotonic_ns()
+        course.status.uncounted = lambda: self._uncounted(epoch, first, last)
         end = self._thread.run_epoch(shared, order, self._rate(epoch, first, last))
+        *_, course.status.lr = self._uncounted(epoch, first, last)
+        course.status.uncounted = None
         if end == BROKEN_LOCK:
             name = session.strategy.name
             raise CommError(f"worker {session.worker.rank} could not get the {name} before the deadline")
         log = self._thread.log
-        session.trace.add("stretch", began_s, course.clock.now(), batches=len(log.loss))
-        seconds = began_s - course.began_s + torch.from_numpy(log.clock_ns - began_ns) / 1e9
-        losses, counts = torch.from_numpy(log.loss).double(), torch.from_numpy(log.samples).double()
-        steps = torch.arange(len(losses)) + session.worker.step + 1
-        course.ledger.add_all(Losses(losses, counts, seconds, steps))
-        session.count(len(log.loss), int(log.samples.sum()))
+        self._record([log], len(log.loss), began_s, began_ns)
         with course.clock.paused():  # who is early would go on, were nobody to look at the model
             session.group.barrier()  # nobody hands out any more
         return int(shared.control[NEXT])
 
     def _rate(self, epoch: int, first: int, last: int) -> float:
         """Of the epoch's batch 0 where the rate falls inside a stretch; else that of the stretch's middle for all."""
-        schedule, workers = self._course.schedule, self._course.plan.workers
-        begin = epoch * self._course.shards.steps + 1
         if not self._thread.falls:
-            return schedule.at(begin + (first + last) // 2 // workers)
-        now, then = (schedule.at(begin + batches // workers) for batches in (first, last))
+            return self._rate_after(epoch, (first + last) // 2)
+        now, then = (self._rate_after(epoch, batches) for batches in (first, last))
         fall = (now - then) / max(last - first, 1)
         self._thread.fall(fall)
         return now + fall * first
+
+    def _rate_after(self, epoch: int, batches: int) -> float:
+        course = self._course
+        return course.schedule.at(epoch * course.shards.steps + 1 + batches // course.plan.workers)
+
+    def _uncounted(self, epoch: int, first: int, last: int) -> tuple[int, int, float]:
+        """Of a stretch that is under way: this worker's share of the batches handed out, for who looks on."""
+        plan, handed_out = self._course.plan, min(int(self._shared.control[NEXT]), last)
+        steps = max(handed_out - first, 0) // plan.workers
+        return steps, steps * plan.batch, self._rate_after(epoch, handed_out)
 
     def _read_shared(self) -> None:
         """The shared vector as all workers have left it."""

@@ -128,7 +128,7 @@ class Course:
         began = clock.now()
         index = self.shards.batch(epoch, step, share)
         samples = index.numel()  # len() of a tensor takes a microsecond
-        self.schedule.set(epoch * self.shards.steps + step + 1)
+        self.status.lr = self.schedule.set(epoch * self.shards.steps + step + 1)
         worker.coming.weight = Weight(samples, self.shards.step_samples(step))
         if worker.on_part is None:
             # Before it is computed: by then, who is earlier in virtual time can have asked for one too.
@@ -205,8 +205,11 @@ class Course:
         """Seconds of training so far, by this worker's clock."""
         return self.clock.now() - self.began_s
 
-    def pulse(self, *, final: bool) -> bool:
-        """All workers meet, and the model is evaluated outside the clock. True ends the run."""
+    def pulse(self, *, final: bool, alike: bool = False) -> bool:
+        """All workers meet, and the model is evaluated outside the clock. True ends the run.
+
+        `alike`: their replicas are one already, as they are in the end.
+        """
         if final:
             with self.clock.free():
                 self.session.comm.barrier()  # inside the clock: the run lasts as long as its slowest worker
@@ -215,7 +218,7 @@ class Course:
             self.status.loss = train_loss
             parts = self.session.strategy.part(self.session.worker)
             replica = self.gradients.replica
-            values = replica.values if final else mean_replica(replica, self.session.group, *parts)
+            values = replica.values if final or alike else mean_replica(replica, self.session.group, *parts)
             step = self.steps_done()
             score = self.judge.together(values, step, step / self.shards.steps)
             if final:

@@ -87,7 +87,7 @@ def _shared_vector(session: Session) -> dict[str, Any]:
 
 def model_bytes(state: Mapping[str, Tensor], best: dict[str, Any] | None = None) -> bytes:
     """A model's state dict as a safetensors file; of the best model with its step, epoch and metric in the header."""
-    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
     return bytes(save(tensors, {ABOUT_BEST: json.dumps(best)} if best else None))
 
 

@@ -49,15 +49,16 @@ class Schedule:
         found = self._rates.at(step - 1 if self._rates.per_step else epoch)
         return found | {"lr": rate * found["lr"] / self._full}
 
-    def set(self, step: int) -> None:
-        """Give the optimizer the rate of this step."""
-        if self._now and not self._changes:
-            return
-        now = self._all_at(step)
-        if now != self._now:
-            self._now = now
-            for group in self._optimizer.param_groups:
-                group.update(now)
+    def set(self, step: int) -> float:
+        """Give the optimizer the rate of this step, which is returned."""
+        if self._changes or not self._now:
+            now = self._all_at(step)
+            if now != self._now:
+                self._now = now
+                for group in self._optimizer.param_groups:
+                    group.update(now)
+        rate: float = self._now["lr"]
+        return rate
 
 
 def rates_of(plan: Plan, steps_per_epoch: int, own: Own | None) -> Rates | None:

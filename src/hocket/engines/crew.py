@@ -80,7 +80,7 @@ class Crew:
             self._ended.wait(TICK_S)
             self._ended.clear()
             with self._hearing:
-                self._listener.tick(self._world.statuses)
+                self._listener.tick([status.seen() for status in self._world.statuses])
             if until is not None and time.monotonic() > until:
                 raise KeyboardInterrupt
         if self._failures:

@@ -182,9 +182,10 @@ class Link:
 
     def _report(self) -> None:
         while not self._closed:
-            s = self.status
+            s = self.status.seen()
+            told = {"step": s.step, "samples": s.samples, "loss": s.loss, "lr": s.lr, "operation": s.operation}
             try:
-                self.tell("status", {"step": s.step, "samples": s.samples, "loss": s.loss, "operation": s.operation})
+                self.tell("status", told)
             except OSError:
                 return
             time.sleep(STATUS_S)

@@ -53,7 +53,8 @@ class Recorder(Listener):
         self._about, self._folder, self._display = about, folder, display
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
-        self._model = self._best_model = b""
+        self._model: dict[str, Tensor] = {}
+        self._best_model: dict[str, Tensor] = {}
         self._told: dict[int, dict[str, Tensor]] = {}
         """Tensors of a model that each rank has told of so far."""
         self._best = about.best
@@ -101,15 +102,14 @@ class Recorder(Listener):
                 before = self._told[rank] if data["number"] else {}
                 self._told[rank] = before | _tensors(blob)
             case "model":
-                state = self._told.pop(rank)
-                self._model = model_bytes(state)
+                self._model = state = self._told.pop(rank)
                 if folder:
-                    folder.model(self._model)
+                    folder.model(model_bytes(state))
                     folder.vectors(lambda path: self._about.task.write(path, state))
             case "best" if self._about.task.is_better(data["metric"], self._best["metric"] if self._best else None):
-                self._best, self._best_model = data, model_bytes(self._told.pop(rank), data)
+                self._best, self._best_model = data, self._told.pop(rank)
                 if folder:
-                    folder.best(self._best_model)
+                    folder.best(model_bytes(self._best_model, data))
             case "checkpoint" if folder:
                 folder.checkpoint(checkpoint_name(data["step"]), blob)
 
@@ -153,7 +153,7 @@ class Recorder(Listener):
         known |= combined(ranks, servers, simulated=self._about.virtual_time, parts=parts)
         if known["samples_per_s"] is not None and (each := self._about.task.words_a_sample()) is not None:
             known["words_per_s"] = each * known["samples_per_s"]
-        return Result(**known, state=_tensors(self._model), best_state=_tensors(self._best_model))
+        return Result(**known, state=self._model, best_state=self._best_model)
 
     def _learnt(self, known: dict[str, Any], initial_loss: float | None) -> bool:
         metric, loss = known["test_metric"], known["train_loss"]
@@ -216,7 +216,7 @@ class Recorder(Listener):
 def _tensors(blob: bytes) -> dict[str, Tensor]:
     from safetensors.torch import load
 
-    return load(blob) if blob else {}
+    return load(blob)
 
 
 def _looks_at(point: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
+from hocket.core.memory_use import untouched_zeros
 from hocket.core.sharing import SMALLEST_LR, Backoff, Method, SharedVector, Sharing
 from hocket.core.staleness import Handling
 from hocket.core.state import State
@@ -105,11 +106,13 @@ class SharedMemory(Strategy):
         shared = w.shared
         if not w.step:
             shared.read(w.x)
-        before = w.keep("before", w.x.clone())
+        before = w.keep("before", untouched_zeros(w.x.numel(), w.x.dtype, w.x.device))  # compiled workers need none
         since = w.keep("since", State(batches=0, lr=0.0))  # the last write: how many, and the highest rate
         while (g := (yield)) is not None:
             if not g.samples:  # there were more workers than batches left
                 continue
+            if not since.batches:
+                before.copy_(w.x)
             since.lr = max(since.lr, w.lr)
             g.vector.mul_(w.portion(g))
             w.descend(g)  # the worker's own optimizer says which way, the shared vector goes there
@@ -117,7 +120,6 @@ class SharedMemory(Strategy):
             if since.batches == self.every:
                 publish_step(shared, before.sub_(w.x), since.lr)
                 shared.read(w.x)
-                before.copy_(w.x)
                 since.batches, since.lr = 0, 0.0
         if since.batches:
             publish_step(shared, before.sub_(w.x), since.lr)

@@ -105,7 +105,7 @@ class SkipGram(BringsKernel):
 
     def __init__(self, words: int, dim: int) -> None:
         super().__init__()
-        self.inputs = nn.Parameter((torch.rand(words, dim) - 0.5) / dim)
+        self.inputs = nn.Parameter(torch.rand(words, dim).sub_(0.5).div_(dim))
         self.outputs = nn.Parameter(torch.zeros(words, dim))
 
     def forward(self, pairs: Pairs) -> Scores:
