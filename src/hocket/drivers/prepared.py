@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -210,6 +210,17 @@ class Prepared:
         worker, strategy = self.session.worker, self.session.strategy
         found = strategy.consensus(worker)
         return mean_replica(self.replica, self.session.group, *strategy.part(worker)) if found is None else found
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the model is in eval mode; then in whatever modes its modules were."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def uncounted(self) -> AbstractContextManager[None]:
         """Inside, what the parts of a model tell each other is not counted."""

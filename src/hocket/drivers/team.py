@@ -240,7 +240,7 @@ class Team(Talk):
             for one in prepared:
                 stack.enter_context(one.replica.holding(one.returned()))
                 stack.enter_context(one.uncounted())
-                stack.enter_context(_evaluating(one.model))
+                stack.enter_context(one.evaluating())
             with torch.no_grad():
                 value = fn(*(one.model for one in prepared))
         self._outcome.record(value, now, self._loaders)
@@ -390,14 +390,3 @@ class Team(Talk):
 
     def _name(self) -> str:
         return Path(sys.argv[0]).stem
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
