@@ -9,7 +9,7 @@
 The ratings are made up: each person likes films whose hidden vector resembles their own, plus noise of 0.3, so that no
 recommender can be off by less on average (root of mean squares). Under `server:mode=async` nobody waits for anybody:
 the workers draw their batches from one pool, and who is fast takes more of them. What that mode does by default against
-staleness (`stale`, `lookahead`) is made for SGD and many workers; two that share Adam do better without.
+staleness (`stale`, `lookahead`) is made for steps of SGD and for many workers; two that share Adam do better without.
 """
 
 import sys

@@ -211,13 +211,9 @@ class Prepared:
         found = strategy.consensus(worker)
         return mean_replica(self.replica, self.session.group, *strategy.part(worker)) if found is None else found
 
-    def uncounted(self) -> AbstractContextManager[None]:
-        """Inside, what the parts of a model tell each other is not counted."""
-        return self._within.uncounted() if self._within else nullcontext()
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, all modules are in eval mode."""
+        """Inside, the model is in eval mode; then in whatever modes its modules were."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
@@ -225,6 +221,10 @@ class Prepared:
         finally:
             for module, training in modes:
                 module.training = training
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Inside, what the parts of a model tell each other is not counted."""
+        return self._within.uncounted() if self._within else nullcontext()
 
     def end(self) -> None:
         """The farewell: the strategy ends, and everyone has one model."""
