@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import RankFailed, UserError
-from hocket.lab.design import Cell, Study, cores
+from hocket.engines.binding import allowed_cores
+from hocket.lab.design import Cell, Study
 from hocket.measure import disk
 from hocket.run.loading import absolute
 from hocket.run.place import make_folder
@@ -85,8 +86,9 @@ def _run_one(cell: Cell, seed: int, out: Path, display: Display) -> str:
     """Train; or say why this cell is none that can run here."""
     try:
         spec = _wanted(cell, seed)
-        if cell.within_cores and (spec.workers or 1) > cores():
-            return f"this machine has {cores()} cores, and real workers are not more than that"
+        cores = len(allowed_cores())
+        if cell.within_cores and (spec.workers or 1) > cores:
+            return f"this machine has {cores} cores, and real workers are not more than that"
         training = prepare(spec)
     except UserError as error:
         return str(error)
