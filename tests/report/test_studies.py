@@ -15,7 +15,7 @@ from hocket.core.errors import UserError
 from hocket.lab import collectives_study
 from hocket.lab import study as lab
 from hocket.lab.design import Study, built_in, find, read
-from hocket.report import answer
+from hocket.report import answer, live
 from hocket.run.progress import Silent
 
 TINY = """
@@ -128,6 +128,56 @@ def test_a_study_leaves_runs_tables_and_a_page_and_repeats_nothing(
     assert cli.run(command) == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")} == before
     assert "4 of 5 runs are there already" in capsys.readouterr().err
+
+
+def told(path: Path) -> dict[str, Any]:
+    """What a page shows."""
+    page: dict[str, Any] = json.loads(path.read_text().partition('id="data">')[2].partition("</script>")[0])
+    return page
+
+
+def shown(page: dict[str, Any]) -> list[Any]:
+    """By section: what was left out, and the figures with the names of their lines, in whatever order the runs are."""
+    return [
+        (
+            section["title"],
+            section["notes"],
+            [(f["title"], {s["name"] for s in f["series"]}) for f in section["figures"]],
+        )
+        for section in page["sections"]
+    ]
+
+
+def test_a_report_of_a_study_is_the_studys_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its question, its figures and what it left out: from the folder alone."""
+    pytest.importorskip("pandas")
+    path, out = written(tmp_path, TINY.replace("question", 'draws = ["ring"]\nquestion', 1)), tmp_path / "out"
+    assert cli.run(["study", str(path), "--out", str(out)]) == 0
+    page = told(out / "report.html")
+    assert page["title"] == "study: mine" and page["verdict"][0] == "Which is faster?"
+    assert page["sections"][0]["figures"][0]["title"] == "Accuracy"
+    assert [section["title"] for section in page["sections"]][1:] == ["How it works", "Left out"]
+    assert cli.run(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    again = told(tmp_path / "again.html")
+    assert (again["title"], again["verdict"], shown(again)) == (page["title"], page["verdict"], shown(page))
+    assert live.seen(out)["verdict"] == page["verdict"]
+    for damage in ("{", '{"study": "mine"}', '{"figures": [{"title": 3}]}', "[]"):
+        (out / "study.json").write_text(damage)
+        capsys.readouterr()
+        assert cli.run(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "study.json cannot be read, so the study's own figures are left out" in line
+        assert told(tmp_path / "again.html")["sections"][0]["figures"]
+
+
+def test_a_study_without_a_run_has_a_report_too(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    text = 'question = "How?"\n[collectives]\nengines = ["sim"]\nranks = [2, 4]\nsizes = [64]\nrepeats = 1\n'
+    out = tmp_path / "out"
+    assert cli.run(["study", str(written(tmp_path, text)), "--out", str(out)]) == 0
+    page = told(out / "report.html")
+    assert cli.run(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    assert shown(told(tmp_path / "again.html")) == shown(page) and page["sections"][0]["figures"]
 
 
 def test_only_what_is_finished_and_asked_for_counts(tmp_path: Path) -> None:

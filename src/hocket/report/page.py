@@ -29,6 +29,7 @@ _COLUMNS = (
 class Story:
     """What a study tells beside what its runs show by themselves."""
 
+    title: str = ""
     question: str = ""
     says: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
