@@ -260,12 +260,6 @@ def test_nothing_that_can_run_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "did you mean allreduce?" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_setting_that_this_version_lacks_is_a_note(tmp_path: Path) -> None:
-    study = read(written(tmp_path, TINY.replace("lr = [", 'needs = ["magic"]\nmagic = ["a"]\nlr = [', 1)), True)
-    assert asked(study) == [("serial", 1, None)]
-    assert study.notes == ["allreduce, gossip with magic: this version has no such setting"]
-
-
 def test_what_is_asked_of_the_collectives(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no setting is called 'rank'"):
         collectives_study.run({"rank": [2]}, tmp_path, Silent())

@@ -59,7 +59,7 @@ class Pace:
 def run(study: Study, out: Path, display: Display) -> Outcome:
     """Run what is not finished yet. A study that was killed loses the run that was going on, and nothing else."""
     make_folder(out, force=True)
-    write_down(out, study, study.notes)  # for who looks while it goes on
+    write_down(out, study, [])  # for who looks while it goes on
     impossible: dict[str, list[str]] = defaultdict(list)
     refused: set[str] = set()
     todo = [(cell, seed) for cell, seed in study.runs() if not finished(out / RUNS / cell.folder(seed), cell, seed)]
@@ -81,7 +81,7 @@ def run(study: Study, out: Path, display: Display) -> Outcome:
                 pace.took(cell, time.monotonic() - began)
         pace.left.pop(0)
     found = [out / RUNS / cell.folder(seed) for cell in study.cells for seed in range(study.seeds)]
-    notes = [*study.notes, *(f"{', '.join(names)}: {reason}" for reason, names in impossible.items())]
+    notes = [f"{', '.join(names)}: {reason}" for reason, names in impossible.items()]
     return Outcome([folder for folder in found if (folder / "result.json").is_file()], notes)
 
 
