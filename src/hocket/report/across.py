@@ -27,10 +27,9 @@ def _share(*names: str) -> Callable[[Record], float | None]:
 
 def _epochs_to_target(record: Record) -> float | None:
     name, target = f"{record['looks_at'] or 'test'}_{record['metric']}", record["target"]
-    best = max if record["metric"] == "accuracy" else min
     for point in record["curve"] if target is not None else ():
         value = point.get(name)
-        if value is not None and best(value, target) == value:
+        if value is not None and record.best(value, target) == value:
             return float(point["epoch"])
     return None
 

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ class Record:
     def metric(self) -> float | None:
         found: float | None = self[f"test_{self['metric']}"]
         return found
+
+    @property
+    def best(self) -> Callable[..., Any]:
+        """Of several values of the metric the best: `min` or `max`."""
+        return min if self["lower_is_better"] else max
 
     def key(self) -> tuple[Any, ...]:
         """The same for runs that differ in their seeds alone."""
@@ -157,6 +162,15 @@ def grouped(records: Sequence[Record]) -> list[Group]:
     groups = list(by_key.values())
     naming = Naming.of([group[0] for group in groups])
     return [Group(naming.name(group[0]), group) for group in groups]
+
+
+def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, list[Group]]]:
+    """Task, kind of time and groups of runs that may be shown together: of one task, and of one kind of time."""
+    for task in dict.fromkeys(record["task"] for record in records):
+        for simulated, clock in ((False, "time"), (True, "virtual time")):
+            chosen = [r for r in records if r["task"] == task and r.simulated == simulated]
+            if chosen:
+                yield task, clock, grouped(chosen)
 
 
 @dataclass(frozen=True)
