@@ -12,6 +12,7 @@ import pytest
 
 from hocket.app import cli
 from hocket.core.errors import UserError
+from hocket.engines import nodes
 from hocket.lab import collectives_study
 from hocket.lab import study as lab
 from hocket.lab.design import Study, built_in, find, read
@@ -258,6 +259,16 @@ def test_nothing_that_can_run_is_one_line(tmp_path: Path, capsys: pytest.Capture
     path = written(tmp_path, '[settings]\ntask = "digits"\nengine = "sim"\n[[grid]]\nstrategy = "allreduse"\n')
     assert cli.run(["study", str(path), "--out", str(tmp_path / "out")]) == 2
     assert "did you mean allreduce?" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_one_memory_domain_is_why_cells_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "NODES", tmp_path / "nobody-tells")
+    study = read(find("memory"), True, {"task": "digits", "steps": 2, "workers": 1})
+    real = [cell for cell in study.cells if str(cell.values["engine"]).startswith("threads")]
+    outcome = lab.run(dataclasses.replace(study, seeds=1, cells=real), tmp_path / "out", Silent())
+    (note,) = outcome.notes
+    assert note.count("domains=spread momentum") == 4 and "this machine has one" in note
+    assert len(outcome.folders) == 4
 
 
 def test_what_is_asked_of_the_collectives(tmp_path: Path) -> None:
