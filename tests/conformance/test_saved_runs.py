@@ -51,10 +51,10 @@ def usable(text: str, workers: int) -> bool:
     return chosen.fewest_workers <= workers <= chosen.most_workers
 
 
-def fit(text: str, workers: int, out: Path, **settings: Any) -> hocket.Result:
-    sim = {"compute": "lognormal:1ms:0.4", "stragglers": "1x2"} if workers > 1 else {}
+def fit(text: str, workers: int, out: Path, sim: dict[str, str] | None = None, **settings: Any) -> hocket.Result:
+    times = {"compute": "lognormal:1ms:0.4", "stragglers": "1x2"} if workers > 1 else {}
     return hocket.fit(
-        MADE, strategy=text, workers=workers, engine="sim", sim=sim, seed=5, out=out, progress=False,
+        MADE, strategy=text, workers=workers, engine="sim", sim=times | (sim or {}), seed=5, out=out, progress=False,
         checkpoint_every="1", **settings,
     )  # fmt: skip
 
@@ -74,7 +74,17 @@ def same(a: hocket.Result, b: hocket.Result) -> None:
 def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(tmp_path: Path, text: str, workers: int) -> None:
     if not usable(text, workers):
         return
-    whole = fit(text, workers, tmp_path / "whole")
+    goes_on(tmp_path, fit(text, workers, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("text", ["mutex", "rwlock", "hogwild", "leashed"])
+def test_so_does_one_whose_workers_wait_for_memory(tmp_path: Path, text: str) -> None:
+    slow = {"domains": "2", "memory": "400KB", "controller": "500KB", "block": "16"}
+    goes_on(tmp_path, fit(text, 5, tmp_path / "whole", sim=slow))
+
+
+def goes_on(tmp_path: Path, whole: hocket.Result) -> None:
+    """Cut a run after its first checkpoint, resume it, and look for what differs."""
     names = sorted(p.name for p in (tmp_path / "whole/checkpoints").iterdir())
     assert len(names) == 2
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")

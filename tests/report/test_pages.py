@@ -21,7 +21,7 @@ from hocket.report import charts, formulas, tensorboard
 from hocket.report.across import MEASURES, across, measured
 from hocket.report.live import make_server
 from hocket.report.page import page_data, render
-from hocket.report.records import grouped, read_records
+from hocket.report.records import comparable, grouped, read_records
 from hocket.report.verdict import verdict
 
 
@@ -99,6 +99,28 @@ def test_groups_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     for lr in (0.1, 0.2):
         leave_run(tmp_path / str(lr), "allreduce", 2, lr=lr)
     assert [group.name for group in grouped(read_records([tmp_path])[0])] == ["lr=0.1", "lr=0.2"]
+
+
+def test_an_engines_options_and_entries_of_a_table_tell_groups_apart(tmp_path: Path) -> None:
+    """Only those that differ are in a name."""
+    for i, place in enumerate(("one", "spread")):
+        leave_run(tmp_path / f"real-{i}", "hogwild", 2, engine=f"threads:domains={place}")
+        sim = {"compute": "1ms", "domains": str(i + 1)}
+        leave_run(tmp_path / f"virtual-{i}", "hogwild", 2, virtual=True, sim=sim, engine="sim")
+    records, _ = read_records([tmp_path])
+    names = [[group.name for group in groups] for _, _, groups in comparable(records)]
+    assert names == [["domains=one", "domains=spread"], ["domains=1", "domains=2"]]
+
+
+@pytest.mark.parametrize(("lower", "best"), [(False, "0.9, by gossip"), (True, "0.2, by serial")])
+def test_the_best_is_what_the_task_says(tmp_path: Path, lower: bool, best: str) -> None:
+    for strategy, metric in (("serial", 0.2), ("gossip", 0.9)):
+        leave_run(tmp_path / strategy, strategy, 1, accuracy=metric, time=None, lower_is_better=lower)
+    records, _ = read_records([tmp_path])
+    ((_, clock, groups),) = comparable(records)
+    assert f"The best test accuracy in the end was {best}." in verdict(groups, clock)
+    reached = measured(groups[0], "epochs_to_target")
+    assert reached == ((1, 1, 1) if lower else (3, 3, 3)), "0.8, from 0.3 over 0.6 to 0.9"
 
 
 def test_damaged_and_foreign_folders_are_named_and_the_rest_reported(

@@ -12,10 +12,11 @@ import pytest
 
 from hocket.app import cli
 from hocket.core.errors import UserError
+from hocket.engines import nodes
 from hocket.lab import collectives_study
 from hocket.lab import study as lab
 from hocket.lab.design import Study, built_in, find, read
-from hocket.report import answer
+from hocket.report import answer, live
 from hocket.run.progress import Silent
 
 TINY = """
@@ -130,6 +131,56 @@ def test_a_study_leaves_runs_tables_and_a_page_and_repeats_nothing(
     assert "4 of 5 runs are there already" in capsys.readouterr().err
 
 
+def told(path: Path) -> dict[str, Any]:
+    """What a page shows."""
+    page: dict[str, Any] = json.loads(path.read_text().partition('id="data">')[2].partition("</script>")[0])
+    return page
+
+
+def shown(page: dict[str, Any]) -> list[Any]:
+    """By section: what was left out, and the figures with the names of their lines, in whatever order the runs are."""
+    return [
+        (
+            section["title"],
+            section["notes"],
+            [(f["title"], {s["name"] for s in f["series"]}) for f in section["figures"]],
+        )
+        for section in page["sections"]
+    ]
+
+
+def test_a_report_of_a_study_is_the_studys_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its question, its figures and what it left out: from the folder alone."""
+    pytest.importorskip("pandas")
+    path, out = written(tmp_path, TINY.replace("question", 'draws = ["ring"]\nquestion', 1)), tmp_path / "out"
+    assert cli.run(["study", str(path), "--out", str(out)]) == 0
+    page = told(out / "report.html")
+    assert page["title"] == "study: mine" and page["verdict"][0] == "Which is faster?"
+    assert page["sections"][0]["figures"][0]["title"] == "Accuracy"
+    assert [section["title"] for section in page["sections"]][1:] == ["How it works", "Left out"]
+    assert cli.run(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    again = told(tmp_path / "again.html")
+    assert (again["title"], again["verdict"], shown(again)) == (page["title"], page["verdict"], shown(page))
+    assert live.seen(out)["verdict"] == page["verdict"]
+    for damage in ("{", '{"study": "mine"}', '{"figures": [{"title": 3}]}', "[]"):
+        (out / "study.json").write_text(damage)
+        capsys.readouterr()
+        assert cli.run(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "study.json cannot be read, so the study's own figures are left out" in line
+        assert told(tmp_path / "again.html")["sections"][0]["figures"]
+
+
+def test_a_study_without_a_run_has_a_report_too(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    text = 'question = "How?"\n[collectives]\nengines = ["sim"]\nranks = [2, 4]\nsizes = [64]\nrepeats = 1\n'
+    out = tmp_path / "out"
+    assert cli.run(["study", str(written(tmp_path, text)), "--out", str(out)]) == 0
+    page = told(out / "report.html")
+    assert cli.run(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    assert shown(told(tmp_path / "again.html")) == shown(page) and page["sections"][0]["figures"]
+
+
 def test_only_what_is_finished_and_asked_for_counts(tmp_path: Path) -> None:
     study = read(written(tmp_path), True)
     study = dataclasses.replace(study, cells=study.cells[:2])
@@ -210,10 +261,14 @@ def test_nothing_that_can_run_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "did you mean allreduce?" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_setting_that_this_version_lacks_is_a_note(tmp_path: Path) -> None:
-    study = read(written(tmp_path, TINY.replace("lr = [", 'needs = ["magic"]\nmagic = ["a"]\nlr = [', 1)), True)
-    assert asked(study) == [("serial", 1, None)]
-    assert study.notes == ["allreduce, gossip with magic: this version has no such setting"]
+def test_one_memory_domain_is_why_cells_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "NODES", tmp_path / "nobody-tells")
+    study = read(find("memory"), True, {"task": "digits", "steps": 2, "workers": 1})
+    real = [cell for cell in study.cells if str(cell.values["engine"]).startswith("threads")]
+    outcome = lab.run(dataclasses.replace(study, seeds=1, cells=real), tmp_path / "out", Silent())
+    (note,) = outcome.notes
+    assert note.count("domains=spread momentum") == 4 and "this machine has one" in note
+    assert len(outcome.folders) == 4
 
 
 def test_what_is_asked_of_the_collectives(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hocket.core.errors import UserError
+
 Folders = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold some.")]
 
 
@@ -18,17 +20,26 @@ def report(
     title: Annotated[str, typer.Option(help="Of the page. [the first folder's name]")] = "",
 ) -> None:
     """Make one HTML page of runs that opens offline: a verdict in words, figures and a table."""
+    from hocket.report.answer import PAGE, story_of
     from hocket.report.make import write_figures, write_page
+    from hocket.report.page import Story
     from hocket.report.records import read_records
 
-    records, problems = read_records(runs)
+    story, problems = story_of(runs[0]) if len(runs) == 1 else (Story(), [])
+    try:
+        records, damaged = read_records(runs)
+    except UserError:
+        if not story.extra:  # what a study shows without training
+            raise
+        records, damaged = [], []
+    problems += damaged
     for line in problems:
         typer.echo(f"hocket: {line}", err=True)
-    path = out or runs[0] / "report.html"
-    write_page(path, records, problems, title or runs[0].resolve().name)
+    path = out or runs[0] / PAGE
+    write_page(path, records, problems, title or story.title or runs[0].resolve().name, story)
     typer.echo(f"{len(records)} runs in {path}")
     if figures:
-        typer.echo(f"{write_figures(figures, records)} figures in {figures}")
+        typer.echo(f"{write_figures(figures, records, story)} figures in {figures}")
     if tensorboard:
         from hocket.report.tensorboard import write_events
 

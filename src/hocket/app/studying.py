@@ -56,7 +56,6 @@ def _run(name: str, changes: dict[str, str], quick: bool, out: Path | None, figu
     except KeyboardInterrupt:
         display.note(f"stopped; the same command goes on with the runs in {out}")
         raise
-    lab.write_down(out, asked, outcome)
     write_answer(out, asked, outcome.folders, outcome.notes, rows, figures)
     for note in outcome.notes:
         typer.echo(f"left out: {note}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Set
 from typing import Literal
 
 from hocket.core.errors import UserError
@@ -15,16 +16,27 @@ WATCH_S = 0.06
 """How long to look which cores are idle; the kernel counts in hundredths of a second."""
 
 
+def allowed_cores() -> frozenset[int]:
+    """Those that the calling thread may use."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def tie_to(cores: Set[int]) -> None:
+    """Let the calling thread run on these alone."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
 def check_binding(how: Bind, size: int) -> None:
     """Refuse to bind more ranks than there are cores."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(allowed_cores())
     if how == "core" and size > cores:
         raise UserError(f"--bind core: {size} ranks need {size} cores, and there are {cores}; use --bind none")
 
 
 def chosen_cores(how: Bind, size: int) -> list[int]:
     """The core of each rank, the idlest ones; empty if they are to run where the kernel puts them."""
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = sorted(allowed_cores())
     if how == "none" or size > len(allowed) or (how == "auto" and size == 1):
         return []
     busy = _busy_shares(WATCH_S)
@@ -63,4 +75,4 @@ def _times() -> dict[int, tuple[int, int]]:
 def bind_to(cores: list[int], rank: int) -> None:
     """Tie this process to its core, before it has threads or memory: these follow."""
     if cores:
-        os.sched_setaffinity(0, {cores[rank]})
+        tie_to({cores[rank]})

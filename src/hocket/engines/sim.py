@@ -33,6 +33,7 @@ from hocket.engines.engine import Batched, Engine, Light, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
 from hocket.engines.sim_clock import SimClock, SimTurns
 from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
+from hocket.engines.sim_domains import domains_of
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
 
 _HOLDS_THE_BATON = nullcontext()
@@ -55,6 +56,12 @@ class Sim(Engine):
     """What one worker reads or writes of shared memory in a second."""
     block: int = 1024
     """Parameters of shared memory that a worker reads or writes before others may come in between."""
+    domains: int = 0
+    """Memory domains in which those blocks lie, and the workers sit, in turn; 0 is memory that nobody waits for."""
+    controller: str = "320Gbit"
+    """What each domain's memory moves in a second for all workers together."""
+    far: float = 2.0
+    """How many times as long a worker takes for a block of another domain."""
     window: float = 1.5
     """From where a worker of HOGWILD! looks at a parameter to where others see what it wrote there, in the time that a
     cache line takes, for each other worker that writes near it."""
@@ -75,7 +82,7 @@ class Sim(Engine):
         slow_groups(self.stragglers, 1 << 30)
         seconds(self.latency, "latency")
         bytes_per_second(self.bandwidth, "bandwidth")
-        bytes_per_second(self.memory, "memory")
+        domains_of(self.domains, self.memory, self.controller, self.far)
         seconds(self.serve, "serve")
         if not 0 <= self.window < 2**40:
             raise UserError(f"sim: window must be 0 or more cache lines, and less than 2**40; got {self.window:g}")
@@ -114,6 +121,7 @@ class SimWorld(World):
         self._byte_s = 1 / bytes_per_second(sim.bandwidth, "bandwidth")
         self._serve_s = seconds(sim.serve, "serve")
         self.memory_byte_s = 1 / bytes_per_second(sim.memory, "memory")
+        self.domains = domains_of(sim.domains, sim.memory, sim.controller, sim.far)
         self.window, self.block = sim.window, sim.block
         self._workers = sim.workers or size
         self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,6 +96,16 @@ def backoff_s(sharing: Sharing, attempts: int, rng: random.Random) -> float:
     return 0.0
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of an update that a worker writes at once."""
+
+    where: slice | Tensor
+    domain: int
+    near_s: float
+    """What that takes where it is near and idle."""
+
+
 class SimulatedMemory:
     """What the workers share. `current` is changed in place, but under leashed, where each version is a new vector."""
 
@@ -123,19 +134,67 @@ class SimulatedMemory:
         """HOGWILD!: from the look at a parameter to where others see what was stored there. A line that others want too
         is passed on from core to core, and stores queue up behind it; in a long vector the others are elsewhere."""
 
-    def split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(vector, self.world.block)
+    def blocks(self) -> list[slice]:
+        dim, block = self.sharing.dim, self.world.block
+        return [slice(at, min(at + block, dim)) for at in range(0, dim, block)]
 
-    def pieces(self, step: Tensor) -> list[tuple[slice | Tensor, float]]:
-        """Where an update of HOGWILD! writes before others may come in between, and what each of these takes.
+    def pieces(self, step: Tensor) -> list[Piece]:
+        """Where an update of HOGWILD! writes before others may come in between.
 
         A sparse one writes only the parameters that it changes, and moves a line of the cache for each.
         """
-        block, dim = self.world.block, len(step)
-        if int(step.count_nonzero()) * PARAMETERS_A_LINE >= dim:
-            spans = [slice(at, min(at + block, dim)) for at in range(0, dim, block)]
-            return [(span, 2 * (span.stop - span.start) * self.parameter_s) for span in spans]
-        return [(some, len(some) * self.line_s) for some in torch.split(step.nonzero().flatten(), block)]
+        changed = step.nonzero().flatten()
+        if len(changed) * PARAMETERS_A_LINE >= len(step):
+            return [Piece(span, self.domain(i), 2 * self.passing_s(span)) for i, span in enumerate(self.blocks())]
+        lying = [(0, changed)]
+        if domains := self.world.domains:
+            where = changed // self.world.block % domains.count
+            lying = [(domain, changed[where == domain]) for domain in sorted(set(where.tolist()))]
+        return [
+            Piece(some, domain, len(some) * self.line_s)
+            for domain, there in lying
+            for some in torch.split(there, self.world.block)
+        ]
+
+    def domain(self, block: int) -> int:
+        """Where a block lies."""
+        return block % self.world.domains.count if self.world.domains else 0
+
+    def passing_s(self, span: slice) -> float:
+        """One pass over so many parameters, near and idle."""
+        return int(span.stop - span.start) * self.parameter_s
+
+    def reach(self, rank: int, worker: int, domain: int, near_s: float) -> float:
+        """Wait for a domain's controller; returns how long the worker then takes."""
+        world = self.world
+        if world.domains is None or world.free[rank]:
+            return near_s
+        wait_s, takes_s = world.domains.serve(worker, domain, near_s, world.now_s[rank])
+        if wait_s:
+            world.spend(rank, wait_s)
+            world.catch_up(rank)
+        return takes_s
+
+    def go_over(self, rank: int, worker: int, passes: int) -> None:
+        """Spend what so many passes over the whole vector take."""
+        if self.world.domains is None:
+            self.world.spend(rank, passes * self.pass_s)
+            return
+        for i, span in enumerate(self.blocks()):
+            self.world.catch_up(rank)
+            self.world.spend(rank, self.reach(rank, worker, self.domain(i), passes * self.passing_s(span)))
+
+    def read_in_passing(self, rank: int, worker: int) -> None:
+        """Spend what a gradient takes longer at the shared vector than at one that is near and idle: its own time has
+        that already. It asks each domain once for all that lies there."""
+        if self.world.domains is None:
+            return
+        near_s: dict[int, float] = defaultdict(float)
+        for i, span in enumerate(self.blocks()):
+            near_s[self.domain(i)] += self.passing_s(span)
+        for domain, there_s in near_s.items():
+            self.world.catch_up(rank)
+            self.world.spend(rank, self.reach(rank, worker, domain, there_s) - there_s)
 
     def count_alive(self) -> None:
         alive = {version for versions in self.held.values() for version in versions} | {self.version}
@@ -165,6 +224,7 @@ class SimulatedMemory:
             "canary": Counter(self.canary),
             "random": self.random.getstate(),
             "lock_random": self.lock.random.getstate(),
+            "controllers_free_s": dict(self.world.domains.free_s) if self.world.domains else {},
         }
 
     def load_state(self, saved: dict[str, Any]) -> None:
@@ -174,6 +234,8 @@ class SimulatedMemory:
         self.written, self.canary = saved["written"], Counter(saved["canary"])
         self.random.setstate(saved["random"])
         self.lock.random.setstate(saved["lock_random"])
+        if self.world.domains:
+            self.world.domains.free_s = dict(saved["controllers_free_s"])
 
 
 class SimulatedVector:
@@ -200,20 +262,22 @@ class SimulatedVector:
                 m.lock_wait_s[self._worker] += m.lock.take(self._rank, exclusive=m.sharing.method == "mutex")
                 self._read_version = m.version
                 out.copy_(m.current)
-                world.spend(self._rank, m.pass_s)
+                m.go_over(self._rank, self._worker, 1)
                 m.lock.drop(self._rank)
             case "hogwild":
                 world.catch_up(self._rank)
                 self._read_version = m.version
-                for source, target in zip(m.split(m.current), m.split(out), strict=True):
+                for i, span in enumerate(m.blocks()):
                     world.catch_up(self._rank)
-                    target.copy_(source)
-                    world.spend(self._rank, source.numel() * m.parameter_s)
+                    takes_s = m.reach(self._rank, self._worker, m.domain(i), m.passing_s(span))
+                    out[span] = m.current[span]
+                    world.spend(self._rank, takes_s)
             case "leashed":  # the gradient is taken in place, at a vector that nobody changes
                 world.catch_up(self._rank)
                 self._read_version = m.version
                 m.held[self._worker] = [m.version] if m.sharing.every == 1 else []
                 out.copy_(m.current)
+                m.read_in_passing(self._rank, self._worker)
         if self._staleness.needs_the_read():
             self._read = out.clone()
         return self._read_version
@@ -225,31 +289,32 @@ class SimulatedVector:
             case "mutex" | "rwlock":
                 m.lock_wait_s[self._worker] += m.lock.take(self._rank, exclusive=True)
                 m.current.sub_(self._tempered(g, lr))
-                world.spend(self._rank, 2 * m.pass_s)
+                m.go_over(self._rank, self._worker, 2)
                 self._applied(m.version)
                 m.lock.drop(self._rank)
             case "hogwild":
                 world.catch_up(self._rank)
                 step = self._tempered(g, lr)
-                for place, (piece, cost_s) in enumerate(m.pieces(step)):
-                    self._write(place, piece, step[piece], cost_s)
+                for place, piece in enumerate(m.pieces(step)):
+                    self._write(place, piece, step[piece.where])
                 world.catch_up(self._rank)
                 self._applied(m.version)
             case "leashed":
                 return self._publish_leashed(g, lr)
         return True
 
-    def _write(self, place: int, piece: slice | Tensor, step: Tensor, cost_s: float) -> None:
+    def _write(self, place: int, piece: Piece, step: Tensor) -> None:
         """Look, subtract and store: what others stored within that window is lost."""
-        m, world = self.memory, self.memory.world
-        window_s = min(m.window_s, cost_s)
+        m, world, where = self.memory, self.memory.world, piece.where
         world.catch_up(self._rank)
-        wanted, survived = m.current[piece] - step, m.canary[place] + 1
+        takes_s = m.reach(self._rank, self._worker, piece.domain, piece.near_s)
+        window_s = min(m.window_s, takes_s)
+        wanted, survived = m.current[where] - step, m.canary[place] + 1
         world.spend(self._rank, window_s)
         world.catch_up(self._rank)
-        m.current[piece], m.canary[place] = wanted, survived
+        m.current[where], m.canary[place] = wanted, survived
         m.written += 1
-        world.spend(self._rank, cost_s - window_s)
+        world.spend(self._rank, takes_s - window_s)
 
     def _publish_leashed(self, g: Tensor, lr: float) -> bool:
         m, world = self.memory, self.memory.world
@@ -261,7 +326,7 @@ class SimulatedVector:
             mine = m.current - self._tempered(g, lr)
             m.held[self._worker] = [base, -1 - self._worker]
             m.count_alive()
-            world.spend(self._rank, 2 * m.pass_s)
+            m.go_over(self._rank, self._worker, 2)
             world.catch_up(self._rank)
             m.held[self._worker] = []
             if m.version == base:

@@ -19,6 +19,7 @@ from hocket.core.worker import Need
 from hocket.engines.crew import run_threads
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, check_deadline, engine
 from hocket.engines.local import Wait, World
+from hocket.engines.nodes import ANYWHERE, Place, Placement, placement
 
 
 @engine("threads")
@@ -27,6 +28,8 @@ class Threads(Engine):
     """Ranks are threads of one process: nothing to install, and the interpreter lock to share."""
 
     deadline: float = DEADLINE_S
+    domains: Place = "any"
+    """Memory domains that workers and what they share are put in: any, one, or spread over all."""
     offers: ClassVar[frozenset[Need]] = frozenset({"messages", "collectives", "any-source", "polling", "shared-memory"})
     runs_compiled: ClassVar[bool] = True
     preference: ClassVar[int] = 1
@@ -34,8 +37,12 @@ class Threads(Engine):
     def __post_init__(self) -> None:
         check_deadline(self.deadline)
 
+    def check(self, size: int) -> None:
+        placement(self.domains, size)
+
     def run(self, main: Main, size: int, listener: Listener) -> list[Any]:
-        return run_threads(ThreadWorld(size, self.deadline), main, listener)
+        world = ThreadWorld(size, self.deadline, placement(self.domains, size))
+        return run_threads(world, main, listener)
 
 
 class ThreadWorld(World):
@@ -44,13 +51,16 @@ class ThreadWorld(World):
     offers: ClassVar[frozenset[str]] = Threads.offers
     engine: ClassVar[str] = Threads.name
 
-    def __init__(self, size: int, deadline: float) -> None:
+    def __init__(self, size: int, deadline: float, where: Placement = ANYWHERE) -> None:
         super().__init__(size)
-        self._deadline = deadline
+        self._deadline, self._where = deadline, where
         self._lock = threading.RLock()
         self._awake = [threading.Condition(self._lock) for _ in range(size)]
         self._clocks = [RealClock() for _ in range(size)]
         self._stoppable: list[Callable[[], None]] = []
+
+    def thread_began(self, rank: int) -> None:
+        self._where.settle(rank)
 
     def prepare_shared(self) -> None:
         from hocket.engines.mapped import load_kernels
@@ -58,9 +68,12 @@ class ThreadWorld(World):
         load_kernels()
 
     def make_shared(self, sharing: Sharing, x: Tensor) -> Any:
-        from hocket.kernels.memory.vector import MappedVector
+        from hocket.kernels.memory.block import Block
+        from hocket.kernels.memory.vector import MappedVector, nbytes
 
-        vector = MappedVector.create(dataclasses.replace(sharing, deadline_s=self._deadline), x)
+        block = Block.anonymous(nbytes(sharing))
+        self._where.lay_out(block.memory)
+        vector = MappedVector.create(dataclasses.replace(sharing, deadline_s=self._deadline), x, block)
         self._stoppable.append(vector.stop)
         return vector
 

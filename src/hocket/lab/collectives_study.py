@@ -15,8 +15,8 @@ from hocket.core.collectives import ALGORITHMS
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import RankFailed, UserError
 from hocket.core.message import Message
+from hocket.engines.binding import allowed_cores
 from hocket.engines.catalogue import Listener, Program, engine
-from hocket.lab.design import cores
 from hocket.measure import disk
 from hocket.measure.meter import Metered
 from hocket.measure.trace import Trace
@@ -68,13 +68,13 @@ def run(asked: Mapping[str, Any], out: Path, display: Display) -> tuple[list[dic
     unknown = set(asked) - {"engines", "ranks", "sizes", "repeats"}
     if unknown:
         raise UserError(f"collectives: no setting is called {sorted(unknown)[0]!r}: engines, ranks, sizes, repeats are")
-    rows, notes = [], []
+    rows, notes, cores = [], [], len(allowed_cores())
     for name in asked["engines"]:
         real = not engine[name].virtual_time
-        if real and (beyond := [ranks for ranks in asked["ranks"] if ranks > cores()]):
-            notes.append(f"{', '.join(map(str, beyond))} ranks on {name}: this machine has {cores()} cores")
+        if real and (beyond := [ranks for ranks in asked["ranks"] if ranks > cores]):
+            notes.append(f"{', '.join(map(str, beyond))} ranks on {name}: this machine has {cores} cores")
         for ranks in asked["ranks"]:
-            if real and ranks > cores():
+            if real and ranks > cores:
                 continue
             path = out / FOLDER / f"{name}-{ranks}.json"
             argument = {"sizes": list(asked["sizes"]), "repeats": asked["repeats"] if real else 1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -19,8 +18,8 @@ from hocket.run.train import brief
 
 _KEYS = ("question", "says", "seeds", "settings", "grid", "figure", "quick", "collectives", "draws")
 _FIGURE = ("title", "x", "y", "log", "tied", "says", "published")
-_OF_A_GRID = ("needs", "within_cores")
-"""Keys of a grid that are no settings: settings that this version must have, and whether workers are real cores."""
+_OF_A_GRID = ("within_cores",)
+"""Keys of a grid that are no settings: whether workers are real cores."""
 _LONGEST_NAME = 80
 _USUAL = {"task", "strategy", "workers", "engine", "epochs", "steps", "target", "evaluate_every", "trace"}
 """Settings that a cell's name leaves out, or has in other words."""
@@ -67,8 +66,6 @@ class Study:
     """Figures that need no run."""
     collectives: dict[str, Any] = field(default_factory=dict)
     """What of the collectives is measured; see lab/collectives.py."""
-    notes: list[str] = field(default_factory=list)
-    """What was left out before anything ran."""
 
     def runs(self) -> Iterator[tuple[Cell, int]]:
         """Seed by seed, so that a busy moment of the machine hits all cells alike."""
@@ -101,13 +98,9 @@ def read(path: Path, quick: bool, changes: Mapping[str, Any] | None = None) -> S
     seeds = less.pop("seeds", given.get("seeds", 1))
     if type(seeds) is not int or seeds < 1:
         raise UserError(f"{path}: seeds must be 1 or more runs of each cell, got {seeds}")
-    cells, notes = [], []
-    for grid in given.get("grid", []):
-        if missing := [name for name in grid.get("needs", []) if name not in settings()]:
-            told = _short(grid.get("strategy", "a grid"))
-            notes.append(f"{told} with {', '.join(missing)}: this version has no such setting")
-            continue
-        cells += list(_cells(given.get("settings", {}), grid, less, changes or {}))
+    cells = [
+        cell for grid in given.get("grid", []) for cell in _cells(given.get("settings", {}), grid, less, changes or {})
+    ]
     cells = list({json.dumps(cell.values, sort_keys=True, default=str): cell for cell in cells}.values())
     for cell in cells:
         try:
@@ -115,12 +108,12 @@ def read(path: Path, quick: bool, changes: Mapping[str, Any] | None = None) -> S
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     collectives = {**given.get("collectives", {}), **less.get("collectives", {})} if "collectives" in given else {}
-    if not cells and not notes and not collectives:
+    if not cells and not collectives:
         raise UserError(f"{path}: there is no run in this study; give it a [[grid]] with a strategy at least")
     about = {key: str(given.get(key, "")) for key in ("question", "says")}
     figures, draws = given.get("figure", []), given.get("draws", [])
     return Study(path.stem, **about, cells=cells, seeds=seeds, figures=figures, draws=draws,
-                 collectives=collectives, notes=notes)  # fmt: skip
+                 collectives=collectives)  # fmt: skip
 
 
 def _check(given: Mapping[str, Any], path: Path) -> None:
@@ -134,7 +127,7 @@ def _check(given: Mapping[str, Any], path: Path) -> None:
     for table, known in ((given.get("figure", []), _FIGURE), (given.get("grid", []), (*settings(), *_OF_A_GRID))):
         for entry in table:
             for key in entry:
-                if key not in known and key not in entry.get("needs", []):
+                if key not in known:
                     raise UserError(f"{path}: {unknown('setting', key, known)}")
 
 
@@ -146,9 +139,8 @@ def _cells(
     fixed = {}
     for key, value in less.items():
         if isinstance(value, list):
-            axes[key] = [entry for entry in axes.get(key, []) if entry in value] if key in axes else []
-            if key not in grid:
-                del axes[key]
+            if key in axes:
+                axes[key] = [entry for entry in axes[key] if entry in value]
         elif key != "collectives":
             fixed[key] = value
     for point in itertools.product(*axes.values()):
@@ -162,8 +154,3 @@ def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{key}={entry}" for key, entry in value.items())
     return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,12 +7,14 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import RankFailed, UserError
-from hocket.lab.design import Cell, Study, cores
+from hocket.engines.binding import allowed_cores
+from hocket.lab.design import Cell, Study
 from hocket.measure import disk
 from hocket.run.loading import absolute
 from hocket.run.place import make_folder
@@ -23,6 +25,7 @@ from hocket.strategies import strategy
 from hocket.tasks import task
 
 RUNS = "runs"
+STUDY = "study.json"
 
 
 @dataclass
@@ -56,6 +59,7 @@ class Pace:
 def run(study: Study, out: Path, display: Display) -> Outcome:
     """Run what is not finished yet. A study that was killed loses the run that was going on, and nothing else."""
     make_folder(out, force=True)
+    write_down(out, study, [])  # for who looks while it goes on
     impossible: dict[str, list[str]] = defaultdict(list)
     refused: set[str] = set()
     todo = [(cell, seed) for cell, seed in study.runs() if not finished(out / RUNS / cell.folder(seed), cell, seed)]
@@ -77,7 +81,7 @@ def run(study: Study, out: Path, display: Display) -> Outcome:
                 pace.took(cell, time.monotonic() - began)
         pace.left.pop(0)
     found = [out / RUNS / cell.folder(seed) for cell in study.cells for seed in range(study.seeds)]
-    notes = [*study.notes, *(f"{', '.join(names)}: {reason}" for reason, names in impossible.items())]
+    notes = [f"{', '.join(names)}: {reason}" for reason, names in impossible.items()]
     return Outcome([folder for folder in found if (folder / "result.json").is_file()], notes)
 
 
@@ -85,8 +89,9 @@ def _run_one(cell: Cell, seed: int, out: Path, display: Display) -> str:
     """Train; or say why this cell is none that can run here."""
     try:
         spec = _wanted(cell, seed)
-        if cell.within_cores and (spec.workers or 1) > cores():
-            return f"this machine has {cores()} cores, and real workers are not more than that"
+        cores = len(allowed_cores())
+        if cell.within_cores and (spec.workers or 1) > cores:
+            return f"this machine has {cores} cores, and real workers are not more than that"
         training = prepare(spec)
     except UserError as error:
         return str(error)
@@ -118,16 +123,20 @@ def _wanted(cell: Cell, seed: int) -> RunSpec:
     return dataclasses.replace(spec, sim=alone)
 
 
-def write_down(out: Path, study: Study, outcome: Outcome) -> None:
-    """What was asked, and what was left out, beside the runs."""
+def write_down(out: Path, study: Study, notes: Sequence[str], rows: Sequence[Mapping[str, Any]] = ()) -> None:
+    """What was asked, what was left out, and what was measured beside trainings: all that a report needs but runs."""
     content: dict[str, Any] = {
         "study": study.name,
         "question": study.question,
+        "says": study.says,
         "seeds": study.seeds,
         "cells": [dict(cell.values) for cell in study.cells],
-        "notes": outcome.notes,
+        "figures": study.figures,
+        "draws": study.draws,
+        "notes": list(notes),
+        "rows": list(rows),
     }
-    disk.write(out / "study.json", (json.dumps(content, indent=1) + "\n").encode())
+    disk.write(out / STUDY, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _duration(seconds: float) -> str:

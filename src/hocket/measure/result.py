@@ -84,6 +84,8 @@ class Result:
     error: str | None = None
     """What went wrong, in a run that failed."""
     out: str | None = None
+    lower_is_better: bool = False
+    """Of the metric."""
     looks_at: str = "test"
     """What the curve, the target, the best model and tuning went by: `test` or `validation` samples."""
     metrics: dict[str, float | None] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.core.registry import unknown
-from hocket.measure.result import TIMES
+from hocket.measure.result import COMMUNICATION, TIMES
 from hocket.report.charts import command_of, spread
 from hocket.report.figures import Axis, Figure, Series
 from hocket.report.records import Group, Naming, Record
@@ -27,16 +27,25 @@ def _share(*names: str) -> Callable[[Record], float | None]:
 
 def _epochs_to_target(record: Record) -> float | None:
     name, target = f"{record['looks_at'] or 'test'}_{record['metric']}", record["target"]
-    best = max if record["metric"] == "accuracy" else min
     for point in record["curve"] if target is not None else ():
         value = point.get(name)
-        if value is not None and best(value, target) == value:
+        if value is not None and record.best(value, target) == value:
             return float(point["epoch"])
     return None
 
 
 def _per_epoch(record: Record) -> float | None:
     return record.seconds / record["epochs"] if record.seconds and record["epochs"] else None
+
+
+def _in_a_step(name: str) -> Callable[[Record], float | None]:
+    """Seconds of a worker, as it counts them itself."""
+
+    def of(record: Record) -> float | None:
+        found = [worker[name] for worker in record["per_worker"] if name in worker]
+        return statistics.fmean(found) / record["steps"] if found and record["steps"] else None
+
+    return of
 
 
 def _part(part: str) -> Callable[[Record], float | None]:
@@ -48,6 +57,7 @@ _OF_A_RUN: dict[str, tuple[str, Callable[[Record], Any]]] = {
     "train_loss": ("training loss", lambda record: record["train_loss"]),
     "seconds": ("{clock}, s", lambda record: record.seconds),
     "seconds_per_epoch": ("{clock} of an epoch, s", _per_epoch),
+    "seconds_per_step": ("{clock} of a step, s", _in_a_step("seconds")),
     "samples_per_s": ("samples a second", lambda record: record["samples_per_s"]),
     "megabytes": ("sent by all ranks, MB", lambda record: (record["bytes_sent"] or 0) / 1e6),
     "staleness": ("mean staleness, updates", lambda record: (record["staleness"] or {}).get("mean")),
@@ -56,6 +66,8 @@ _OF_A_RUN: dict[str, tuple[str, Callable[[Record], Any]]] = {
     "time_to_half_loss": ("{clock} to half the initial loss, s", _part("50")),
     "time_to_tenth_loss": ("{clock} to a tenth of the initial loss, s", _part("10")),
     "communicating": ("share of time in communication", _share("sending", "transferring", "waiting")),
+    "travelling": ("communication in a step, s", _in_a_step(COMMUNICATION[0])),
+    "exposed": ("exposed communication in a step, s", _in_a_step(COMMUNICATION[1])),
     "waiting": ("share of time waiting for others or locks", _share("waiting", "locks")),
     "lock_wait": ("lock wait of all workers, s", lambda record: (record["shared"] or {}).get("lock_wait_s")),
     "distance": ("distance of replicas", lambda record: record["consensus_distance"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from hocket.core.errors import UserError
 from hocket.core.registry import unknown
 from hocket.lab.design import Study
+from hocket.lab.study import STUDY, write_down
 from hocket.measure import disk
 from hocket.report import across
 from hocket.report.charts import ring_steps
@@ -38,16 +40,32 @@ def write_answer(
     figures: Path | None = None,
 ) -> None:  # fmt: skip
     """`rows` are what was measured beside trainings: see lab/collectives_study.py."""
+    write_down(out, study, notes, rows)
     records, problems = read_records(folders) if folders else ([], [])
     if not records and not rows:
         why = f": {notes[0]}" if notes else ""
         raise UserError(f"nothing of the study {study.name} can run here{why}")
     _write_table(out, records, rows)
-    extra = [*_collectives(rows), *(_DRAWINGS[name]() for name in study.draws)]
-    story = Story(study.question, study.says, study.figures, extra, notes)
-    write_page(out / PAGE, records, problems, f"study: {study.name}", story)
+    story, _ = story_of(out)
+    write_page(out / PAGE, records, problems, story.title, story)
     if figures:
         write_figures(figures, records, story)
+
+
+def story_of(folder: Path) -> tuple[Story, list[str]]:
+    """What the study in a folder tells beside its runs, if there is one, and a line if it could not be read."""
+    path = folder / STUDY
+    if not path.is_file():
+        return Story(), []
+    try:
+        told = json.loads(path.read_text())
+        across.check(told["figures"])
+        extra = [*_collectives(told["rows"]), *(_DRAWINGS[name]() for name in told["draws"])]
+        title, texts = f"study: {told['study']}", (str(told["question"]), str(told["says"]))
+        return Story(title, *texts, told["figures"], extra, [str(note) for note in told["notes"]]), []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        why = f"it has no {error}; was it written by another version?" if isinstance(error, KeyError) else error
+        return Story(), [f"{path} cannot be read, so the study's own figures are left out: {why}"]
 
 
 def _write_table(out: Path, records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -21,6 +21,10 @@ _WIDE = 5
 """Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
 
 
+Where = Callable[[Record, dict[str, float]], float | None]
+"""Where a point of a run's curve stands."""
+
+
 def command_of(groups: Sequence[Group]) -> str:
     """What makes these runs again."""
     lines = []
@@ -43,7 +47,7 @@ def begin_with(groups: Sequence[Group]) -> list[str]:
     """Of many groups the best and the best serial one: by time to the target, then by metric."""
     if len(groups) <= _CURVES + 2:
         return []
-    sign = -1 if groups[0].first["metric"] == "accuracy" else 1
+    sign = 1 if groups[0].first["lower_is_better"] else -1
 
     def order(group: Group) -> tuple[float, float]:
         metric = group.median("metric")
@@ -60,7 +64,7 @@ def curves(
     name: str,
     title: str,
     x: Axis,
-    at: Callable[[Record, dict[str, float]], float | None],
+    at: Where,
     y: Axis,
     key: str,
 ) -> Figure | None:
@@ -111,43 +115,13 @@ def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
     ends = [group.first["curve"][-1]["seconds"] for group in groups if group.first["curve"]]
     wide = ends and max(ends) > _WIDE * min(ends) > 0  # the quick ones would be a line at the left edge
     time, count = Axis(f"{clock}, s", "log" if wide else "linear"), Axis("samples of all workers together")
+    against, kind = f"Test {first['metric']} against", clock.split()[0]
+    loss, sent = Axis("training loss", "log"), Axis("sent by all ranks, MB", "log")
     found = [
-        curves(
-            groups,
-            f"metric-time-{clock.split()[0]}",
-            f"Test {first['metric']} against time",
-            time,
-            seconds,
-            metric,
-            "metric",
-        ),
-        curves(
-            groups,
-            f"loss-time-{clock.split()[0]}",
-            "Training loss against time",
-            time,
-            seconds,
-            Axis("training loss", "log"),
-            "train_loss",
-        ),
-        curves(
-            groups,
-            f"metric-samples-{clock.split()[0]}",
-            f"Test {first['metric']} against samples",
-            count,
-            samples,
-            metric,
-            "metric",
-        ),
-        curves(
-            groups,
-            f"metric-bytes-{clock.split()[0]}",
-            f"Test {first['metric']} against bytes sent",
-            Axis("sent by all ranks, MB", "log"),
-            megabytes,
-            metric,
-            "metric",
-        ),
+        curves(groups, f"metric-time-{kind}", f"{against} time", time, seconds, metric, "metric"),
+        curves(groups, f"loss-time-{kind}", "Training loss against time", time, seconds, loss, "train_loss"),
+        curves(groups, f"metric-samples-{kind}", f"{against} samples", count, samples, metric, "metric"),
+        curves(groups, f"metric-bytes-{kind}", f"{against} bytes sent", sent, megabytes, metric, "metric"),
     ]
     return [figure for figure in found if figure]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.report.answer import story_of
 from hocket.report.page import page_data, render
 from hocket.report.records import Record, read_records
 from hocket.report.unfinished import unfinished
@@ -71,7 +72,8 @@ def seen(path: Path) -> dict[str, Any]:
     title = path.resolve().name
     if not records and not going:
         return {"title": title, "verdict": ["Nothing has been written yet."], "sections": [], "made": ""}
-    data = page_data([*records, *going], problems, title)
+    story, unread = story_of(path)
+    data = page_data([*records, *going], [*problems, *unread], story.title or title, story)
     if going:
         data["verdict"].insert(
             0, f"{len(going)} under way: {', '.join(str(record.path.name) for record in going[:6])}."

@@ -9,7 +9,7 @@ from hocket.core.errors import UserError
 from hocket.measure import disk
 from hocket.report.figures import Figure
 from hocket.report.page import Story, figures_of, page_data, render
-from hocket.report.records import Record, grouped
+from hocket.report.records import Record, comparable
 
 
 def write_page(
@@ -29,12 +29,8 @@ def write_figures(folder: Path, records: Sequence[Record], story: Story | None =
 
     story = story or Story()
     found: list[tuple[str, Figure]] = [("", figure) for figure in story.extra]
-    for task in dict.fromkeys(record["task"] for record in records):
-        for simulated in (False, True):
-            chosen = [r for r in records if r["task"] == task and r.simulated == simulated]
-            if chosen:
-                clock = "virtual time" if simulated else "time"
-                found += [(task, figure) for figure in figures_of(grouped(chosen), clock, story.figures)]
+    for task, clock, groups in comparable(records):
+        found += [(task, figure) for figure in figures_of(groups, clock, story.figures)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for task_name, figure in found:

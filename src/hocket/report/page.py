@@ -13,7 +13,7 @@ from typing import Any
 from hocket.report import charts
 from hocket.report.across import across
 from hocket.report.figures import Figure
-from hocket.report.records import Group, Record, grouped
+from hocket.report.records import Group, Record, comparable
 from hocket.report.verdict import verdict
 from hocket.version import __version__
 
@@ -29,6 +29,7 @@ _COLUMNS = (
 class Story:
     """What a study tells beside what its runs show by themselves."""
 
+    title: str = ""
     question: str = ""
     says: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
@@ -46,14 +47,9 @@ def page_data(
     story = story or Story()
     sections: list[dict[str, Any]] = []
     words: list[str] = []
-    for task in dict.fromkeys(record["task"] for record in records):
-        for simulated in (False, True):
-            chosen = [r for r in records if r["task"] == task and r.simulated == simulated]
-            if chosen:
-                clock = "virtual time" if simulated else "time"
-                groups = grouped(chosen)
-                words += verdict(groups, clock)
-                sections.append(_section(task, groups, clock, story.figures))
+    for task, clock, groups in comparable(records):
+        words += verdict(groups, clock)
+        sections.append(_section(task, groups, clock, story.figures))
     if story.extra:
         sections.append(_plain("How it works", figures=[figure.to_json() for figure in story.extra]))
     if problems or story.notes:

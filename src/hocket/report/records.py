@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ class Record:
     def metric(self) -> float | None:
         found: float | None = self[f"test_{self['metric']}"]
         return found
+
+    @property
+    def best(self) -> Callable[..., Any]:
+        """Of several values of the metric the best: `min` or `max`."""
+        return min if self["lower_is_better"] else max
 
     def key(self) -> tuple[Any, ...]:
         """The same for runs that differ in their seeds alone."""
@@ -159,19 +164,30 @@ def grouped(records: Sequence[Record]) -> list[Group]:
     return [Group(naming.name(group[0]), group) for group in groups]
 
 
+def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, list[Group]]]:
+    """Task, kind of time and groups of runs that may be shown together: of one task, and of one kind of time."""
+    for task in dict.fromkeys(record["task"] for record in records):
+        for simulated, clock in ((False, "time"), (True, "virtual time")):
+            chosen = [r for r in records if r["task"] == task and r.simulated == simulated]
+            if chosen:
+                yield task, clock, grouped(chosen)
+
+
 @dataclass(frozen=True)
 class Naming:
     """What tells groups apart: settings, and where they differ or nothing else does, strategy and workers."""
 
     settings: list[str]
+    """As in a record's `spec`, but for tables: of these each entry, such as `sim.compute`."""
     strategy: bool
     workers: bool
 
     @classmethod
     def of(cls, firsts: Sequence[Record]) -> Naming:
-        usual = {"task", "strategy", "workers", "engine", "driver", *_NOT_THE_SAME}
-        names = [name for name in dict.fromkeys(name for r in firsts for name in r.spec) if name not in usual]
-        found = [name for name in names if len({json.dumps(r.setting(name), default=str) for r in firsts}) > 1]
+        usual = {"task", "strategy", "workers", "driver", *_NOT_THE_SAME}
+        flat = [_flat(record.spec) for record in firsts]
+        names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in usual]
+        found = [name for name in names if len({json.dumps(one.get(name), default=str) for one in flat}) > 1]
         strategies, counts = ({r[name] for r in firsts} for name in ("strategy", "workers"))
         differ = len(strategies) > 1
         return cls(found, differ or not found, len(counts) > 1 or not (found or differ))
@@ -179,11 +195,24 @@ class Naming:
     def name(self, record: Record, without: Collection[str] = ()) -> str:
         """Of its group; `without` settings that a figure shows by its place."""
         words = [brief(str(record["strategy"]))] if self.strategy else []
+        flat = _flat(record.spec)
         for name in self.settings:
-            value = record.setting(name)
-            if name in without or value is None:
-                continue
-            words += [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
+            table, _, entry = name.rpartition(".")
+            if flat.get(name) is not None and not {name, table} & set(without):
+                words.append(_engine(flat[name]) if name == "engine" else f"{entry}={flat[name]}")
         if self.workers and "workers" not in without:
             words.append(f"× {record['workers']}")
         return " ".join(words) or brief(str(record["strategy"]))
+
+
+def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of tables beside the other settings."""
+    tables = {name: value for name, value in spec.items() if isinstance(value, dict)}
+    inside = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+    return {name: value for name, value in spec.items() if name not in tables} | inside
+
+
+def _engine(text: str) -> str:
+    """Its options if it has some: the table beside a figure has its name."""
+    name, _, options = text.partition(":")
+    return options or name

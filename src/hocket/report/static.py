@@ -82,7 +82,10 @@ def _scale(axes: Axes, figure: Figure) -> None:
 
 def _one_scale(axis: Axis, set_scale: Any, ticks: Any) -> None:
     if axis.scale == "log":
+        from matplotlib.ticker import LogLocator
+
         set_scale("log")
+        ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ticks.set_major_formatter(lambda value, _: f"{value:g}")
 
 

@@ -45,9 +45,9 @@ def _best(groups: Sequence[Group]) -> list[str]:
     judged = [(group.median("metric"), group) for group in groups if group.values("metric")]
     if not judged:
         return []
-    metric = judged[0][1].first["metric"]
-    value, group = (max if metric == "accuracy" else min)(judged, key=lambda entry: entry[0] or 0.0)
-    return [f"The best test {metric} in the end was {value:.4g}, by {group.name}."]
+    first = judged[0][1].first
+    value, group = first.best(judged, key=lambda entry: entry[0] or 0.0)
+    return [f"The best test {first['metric']} in the end was {value:.4g}, by {group.name}."]
 
 
 def _failures(groups: Sequence[Group]) -> list[str]:

@@ -201,6 +201,7 @@ class Recorder(Listener):
             metric=task.metric_name,
             test_metric=test.get(task.metric_name),
             metrics=test,
+            lower_is_better=task.lower_is_better,
             looks_at=looks_at,
             validation_loss=validation.pop("loss", None),
             validation_metrics=validation,
