@@ -13,6 +13,7 @@ from torch import Tensor
 from hocket.core.brake import Brake
 from hocket.core.clock import Clock
 from hocket.core.message import Message
+from hocket.core.replica import Memory, own_memory
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
@@ -133,6 +134,8 @@ class Rank:
     """What its engine is called, for the record."""
     turns: Turns | None = None
     """None where ranks run at the same time, or in other processes."""
+    together: Memory = own_memory
+    """Gives all ranks of a process that ask for the same the same memory."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket import optim
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import UserError
-from hocket.core.replica import Replica
+from hocket.core.replica import Memory, Replica, own_memory
 from hocket.drivers.batched import BatchedModel
 from hocket.drivers.course import Course
 from hocket.drivers.feed import Pool
@@ -91,7 +91,15 @@ def _source(
     if plan.batched:
         assert rank.turns is not None, "only where ranks take turns"
         return session, BatchedModel(task, train, plan.workers, rank.comm.rank, model, device, rank.turns)
-    return session, WholeModel(task, Replica(model, device), train, piece=plan.piece, autocast=plan.autocasts)
+    replica = Replica(model, device, _memory(rank, plan, model))
+    return session, WholeModel(task, replica, train, piece=plan.piece, autocast=plan.autocasts)
+
+
+def _memory(rank: Rank, plan: Plan, model: nn.Module) -> Memory:
+    """Compiled workers of one shared vector only look at it through their replicas, and all see the same: for those of
+    one process, one memory will do."""
+    only_look = plan.compiled and not plan.made_strategy.threads_inside and not list(model.buffers())
+    return rank.together if only_look else own_memory
 
 
 def _session(rank: Rank, plan: Plan, device: torch.device, everyone: Comm | None = None) -> Session:

@@ -62,7 +62,8 @@ class Crew:
             world.thread_began(number)
             comm = LocalComm(world, 0, range(world.size), number)
             brake, turns = self._brakes[number], world.turns(number)
-            rank = Rank(comm, world.clock(number), tell, status, world.offers, brake, world.engine, turns)
+            clock, together = world.clock(number), world.together
+            rank = Rank(comm, clock, tell, status, world.offers, brake, world.engine, turns, together)
             current.set(rank)
             self._results[number] = self._main(rank)
         except BaseException as error:  # a rank that fails must not leave the others waiting

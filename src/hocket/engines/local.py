@@ -21,6 +21,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Turns, reduce_in_order
 from hocket.core.errors import Aborted, CommError
 from hocket.core.message import Message
+from hocket.core.replica import own_memory
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.status import Status
 
@@ -69,6 +70,12 @@ class World(ABC):
         self.aborted = False
         self.sent = 0
         self.contexts = 0
+        self._together: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
+
+    def together(self, purpose: str, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory that is the same for all ranks who ask for the same."""
+        new = own_memory(purpose, length, dtype, device)
+        return self._together.setdefault((purpose, length, dtype, device), new)
 
     def check(self) -> None:
         if self.aborted:
