@@ -61,8 +61,8 @@ def story_of(folder: Path) -> tuple[Story, list[str]]:
         told = json.loads(path.read_text())
         across.check(told["figures"])
         extra = [*_collectives(told["rows"]), *(_DRAWINGS[name]() for name in told["draws"])]
-        title, texts = f"study: {told['study']}", (str(told["question"]), str(told["says"]))
-        return Story(title, *texts, told["figures"], extra, [str(note) for note in told["notes"]]), []
+        texts, notes = (str(told["question"]), str(told["says"])), [str(note) for note in told["notes"]]
+        return Story(*texts, told["figures"], extra, notes, title=f"study: {told['study']}"), []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         why = f"it has no {error}; was it written by another version?" if isinstance(error, KeyError) else error
         return Story(), [f"{path} cannot be read, so the study's own figures are left out: {why}"]

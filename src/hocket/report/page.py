@@ -29,7 +29,6 @@ _COLUMNS = (
 class Story:
     """What a study tells beside what its runs show by themselves."""
 
-    title: str = ""
     question: str = ""
     says: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
@@ -38,6 +37,8 @@ class Story:
     """Drawn already."""
     notes: Sequence[str] = ()
     """What was left out, and why."""
+    title: str = ""
+    """Of the page, unless the reader gives one."""
 
 
 def page_data(
