@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request, ring_bytes
+from hocket.core.errors import CommError
 from hocket.core.forward import Forwarding
 from hocket.core.message import Message
 from hocket.core.state import State
@@ -114,13 +115,16 @@ class Metered(Forwarding):
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         began = self._begin(f"recv(source={'ANY' if source == ANY else source}, tag={tag})")
-        posted, about = math.inf, {}
+        posted, about, failed = math.inf, {}, False
         try:
             sender, msg = self.inner.recv(source, tag, timeout)
             posted, about = msg.posted_s, {"peer": sender, "kind": msg.kind}
             return sender, msg
+        except CommError:
+            failed = True  # others are told what this rank was in, so its status stays
+            raise
         finally:
-            took = self._end(began)
+            took = self._clock.now() - began if failed else self._end(began)
             self.totals.blocked(took, posted - self.common(began))
             if self._trace.fine and about:
                 about["waited"] = posted - self.common(began)
