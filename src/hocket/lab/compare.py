@@ -11,6 +11,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.lab import axes
+from hocket.lab.design import simulated_for
 from hocket.lab.runs import Runs
 from hocket.lab.tune import BUDGET, SEEDS_BEGIN, Tuning, tuning_of
 from hocket.run.choice import best_engine, named_engine
@@ -188,14 +189,12 @@ def plan(
 
 
 def _spec_of(spec: RunSpec, name: str, workers: int) -> RunSpec:
-    sim, made = spec.sim, strategy.make(name)
-    if made.most_workers == 1:  # who is alone has no slower worker
-        sim = {key: value for key, value in sim.items() if key != "stragglers"}
+    made = strategy.make(name)
     every = EVALUATE_EVERY if spec.evaluate_every is None else spec.evaluate_every
     chosen = named_engine(spec)[0] or None
     compress = spec.compress if made.sends else "none"
-    spec = dataclasses.replace(spec, strategy=name, compress=compress, workers=workers, sim=sim)
-    return dataclasses.replace(spec, engine=chosen, evaluate_every=every)
+    spec = dataclasses.replace(spec, strategy=name, compress=compress, workers=workers)
+    return dataclasses.replace(spec, engine=chosen, evaluate_every=every, sim=simulated_for(made, spec.sim))
 
 
 def _check_twice(strategies: Sequence[str], workers: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from hocket.core.errors import UserError
 from hocket.core.registry import unknown
 from hocket.run.spec import RunSpec, override, read_toml, settings
 from hocket.run.train import brief
+from hocket.strategies import Strategy
 
 _KEYS = ("question", "says", "seeds", "settings", "grid", "figure", "quick", "collectives", "draws")
 _FIGURE = ("title", "x", "y", "log", "tied", "says", "published")
@@ -65,7 +66,7 @@ class Study:
     draws: list[str] = field(default_factory=list)
     """Figures that need no run."""
     collectives: dict[str, Any] = field(default_factory=dict)
-    """What of the collectives is measured; see lab/collectives.py."""
+    """What of the collectives is measured; see lab/collectives_study.py."""
 
     def runs(self) -> Iterator[tuple[Cell, int]]:
         """Seed by seed, so that a busy moment of the machine hits all cells alike."""
@@ -148,6 +149,11 @@ def _cells(
         for new in (dict(zip(axes, point, strict=True)), fixed, changes):
             override(values, new)
         yield Cell(values, bool(grid.get("within_cores", False)))
+
+
+def simulated_for(made: Strategy, sim: Mapping[str, str]) -> dict[str, str]:
+    """The simulator's options for a strategy: who is alone has no slower worker."""
+    return {key: value for key, value in sim.items() if made.most_workers > 1 or key != "stragglers"}
 
 
 def _short(value: Any) -> str:

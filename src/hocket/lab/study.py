@@ -14,7 +14,7 @@ from typing import Any
 
 from hocket.core.errors import RankFailed, UserError
 from hocket.engines.binding import allowed_cores
-from hocket.lab.design import Cell, Study
+from hocket.lab.design import Cell, Study, simulated_for
 from hocket.measure import disk
 from hocket.run.loading import absolute
 from hocket.run.place import make_folder
@@ -117,10 +117,9 @@ def _wanted(cell: Cell, seed: int) -> RunSpec:
     """What its run is asked for, as the run's record has it."""
     spec = cell.spec(seed)
     spec = dataclasses.replace(spec, task=absolute(spec.task, task), strategy=absolute(spec.strategy, strategy))
-    if not spec.strategy or strategy.make(spec.strategy).most_workers > 1:
+    if not spec.strategy:
         return spec
-    alone = {key: value for key, value in spec.sim.items() if key != "stragglers"}  # nobody there is slower than others
-    return dataclasses.replace(spec, sim=alone)
+    return dataclasses.replace(spec, sim=simulated_for(strategy.make(spec.strategy), spec.sim))
 
 
 def write_down(out: Path, study: Study, notes: Sequence[str], rows: Sequence[Mapping[str, Any]] = ()) -> None:
