@@ -17,9 +17,9 @@ from hocket.kernels.memory import meeting as kernels
 from hocket.kernels.memory.block import Block
 
 _ROWS_BYTES, _LONGEST_ROW, _SHORTEST_ROW = 64 << 20, 1 << 20, 1 << 16
-SPIN_S, CROWDED_S = (1e-3, 2e-2), (2e-6, 2e-6)
+SPIN_S, CROWDED_S = (1e-3, 2e-2), (2e-5, 2e-5)
 """How long a rank that waits keeps its core busy before it sleeps, at least and at most: to wake 16 sleepers takes
-longer than to sum their vectors. Where others want the core, it sleeps almost at once."""
+longer than to sum their vectors. Where others want the core, it offers them that meanwhile, and sleeps soon."""
 BUSY_NS, FIRST_NS, LAST_NS = 20_000, 200_000, 20_000_000
 """How long it waits before it helps the library along: while that has something to do, at first, and in the end."""
 
@@ -89,6 +89,7 @@ class Commons:
         """Make a new block ready, before any other rank sees it."""
         shortest_s, longest_s = CROWDED_S if self._patience.crowded else SPIN_S
         self._control[kernels.SIZE] = self._size
+        self._control[kernels.CROWDED] = self._patience.crowded
         self._control[kernels.SHORTEST_SPIN_NS] = round(shortest_s * 1e9)
         self._control[kernels.LONGEST_SPIN_NS] = round(longest_s * 1e9)
         self._control[kernels.DEADLINE_NS] = round(self._patience.deadline_s * 1e9)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause
+from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause, sched_yield
 from hocket.kernels.memory.futex import sleep_while, wake
 
 Words = NDArray[np.int64]
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LINE = 8  # words in 64 bytes
 # Options, written once before the ranks meet
-SIZE, SHORTEST_SPIN_NS, LONGEST_SPIN_NS, DEADLINE_NS = range(4)
+SIZE, SHORTEST_SPIN_NS, LONGEST_SPIN_NS, DEADLINE_NS, CROWDED = range(5)
 # Words that all ranks write
 GATE = LINE  # counted up whenever sleepers are woken
 SLEEPERS = 2 * LINE
@@ -46,7 +46,7 @@ MET, LATE, INTERRUPTED, APART = range(4)
 # What is done with the elements of all ranks, in the order of `Op`
 SUM, MAX, MIN = range(3)
 
-_PAUSES = 32  # between two looks at the clock
+_PAUSES, _YIELDS = 32, 1  # between two looks at the clock
 _NAP_NS = 500_000_000  # the longest sleep: should a rank die before it wakes the others, they find out
 _TILE = 2048  # elements that are summed at a time, in the nearest cache
 _AT_ONCE = 8192  # bytes that are not worth a second meeting: every rank sums them all
@@ -75,11 +75,14 @@ def _await(words: Words, me: int, meeting: int) -> int:
     spin = own + SPIN
     began = now = monotonic_ns()
     while now - words[own + SINCE] <= words[spin]:
-        for _ in range(_PAUSES):
+        for _ in range(_YIELDS if words[CROWDED] else _PAUSES):
             if _missing(words, meeting) == size:
                 words[spin] = min(2 * words[spin], words[LONGEST_SPIN_NS])
                 return MET
-            pause()
+            if words[CROWDED]:
+                sched_yield()
+            else:
+                pause()
         now = monotonic_ns()
         if 0 < words[own + SLICE] < now - began:
             return INTERRUPTED
