@@ -20,12 +20,10 @@ demo: install
 test: install
 	$(PYTEST) $(SPREAD)
 
-# Real processes: what a busy moment of the machine broke gets a second try. In tests/real they are killed, and deadlines
-# are seconds: one at a time
-FAILED := --last-failed --last-failed-no-failures none
+# Real processes, which are killed, and whose deadlines are seconds: what a busy moment of the machine broke gets a second
+# try, one at a time
 test-slow: install
-	$(PYTEST) -m slow --ignore tests/real $(SPREAD) || $(PYTEST) -m slow --ignore tests/real $(FAILED)
-	$(PYTEST) -m slow tests/real || $(PYTEST) -m slow tests/real $(FAILED)
+	$(PYTEST) -m slow $(SPREAD) --durations 20 || $(PYTEST) -m slow --last-failed --last-failed-no-failures none
 
 check: install
 	$(VENV)/bin/ruff check .
