@@ -15,7 +15,7 @@ import torch
 from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import CommError, UserError, shown
-from hocket.core.frames import users_frames
+from hocket.core.frames import users_frames, why
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
 from hocket.drivers.split_model import check_layout
@@ -85,7 +85,7 @@ def join(
             raise
         if abort is not None and rank.comm.size > 1:
             _await_turn(rank.comm.rank, error)
-            _say_why(rank, error)
+            print(f"hocket: {why(error, rank.comm.rank, rank.status.operation)}", file=sys.stderr, flush=True)
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()
             if isinstance(error, (UserError, CommError)):
@@ -124,16 +124,6 @@ def _workers(rank: Rank, chosen: Strategy) -> int:
             f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
         )
     return workers
-
-
-def _say_why(rank: Rank, error: BaseException) -> None:
-    """Under a launcher that is not Hocket's; a user's mistake needs no traceback."""
-    if isinstance(error, UserError):
-        print(f"hocket: rank {rank.comm.rank}: {error}", file=sys.stderr, flush=True)
-        return
-    where = f"rank {rank.comm.rank} failed in {rank.status.operation}: {type(error).__name__}: {error}"
-    shown_by_python = users_frames(traceback.format_exc()) if isinstance(error, CommError) else traceback.format_exc()
-    print(f"hocket: {where}\n{shown_by_python}", file=sys.stderr, flush=True)
 
 
 def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:

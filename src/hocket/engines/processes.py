@@ -20,6 +20,7 @@ from hocket.core.brake import Brake
 from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import RankFailed, named
+from hocket.core.frames import why
 from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.brakes import Brakes, hearing
@@ -69,8 +70,7 @@ def run_joined(
         try:
             results = gather_json(comm, main(rank))
         except BaseException as error:
-            where = f"rank {comm.rank} failed in {status.operation}: {type(error).__name__}: {error}"
-            print(f"hocket: {where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            print(f"hocket: {why(error, comm.rank, status.operation)}", file=sys.stderr, flush=True)
             if link:
                 word = {"operation": status.operation, "reason": str(error), "traceback": ""}
                 link.tell("error", word)
