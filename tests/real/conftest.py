@@ -6,21 +6,16 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+
+from hocket.engines.guard import descendants
 
 
 @pytest.fixture(autouse=True)
 def _end_what_was_started() -> Iterator[None]:
-    before = children()
+    before = descendants()
     yield
-    for pid in children() - before:
+    for pid in descendants() - before:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # its ranks end with it
-
-
-def children() -> set[int]:
-    """Processes of this one, whichever of its threads started them."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for path in lists for pid in path.read_text().split()}
+            os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import segments, vanish
 from test_failures import children
 
 import hocket
@@ -48,19 +49,15 @@ task = hocket.Task(model=model, data=(data, test), batch=1, epochs=100)
 """
 
 
-def blocks() -> set[Path]:
-    return set(Path("/dev/shm").glob("hocket-*"))
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    before, blocks_before = children(), blocks()
+    before, segments_before = children(), segments()
     yield
     limit = time.monotonic() + 5
     while (left := children() - before) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not left, f"processes left behind: {left}"
-    assert blocks() <= blocks_before
+    assert vanish(segments() - segments_before), "in /dev/shm"
 
 
 @pytest.mark.parametrize("method", ["mutex", "rwlock", "hogwild", "leashed"])
