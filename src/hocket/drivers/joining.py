@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -39,8 +40,9 @@ def _await_turn(number: int, error: BaseException) -> None:
     time.sleep(TURN_S * (min(number, 3) + 4 * isinstance(error, CommError)))
 
 
-def _briefly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _briefly(number: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
+    _await_turn(number, error)
     if not isinstance(error, (UserError, CommError)):
         sys.__excepthook__(kind, error, trace)
         return
@@ -67,12 +69,19 @@ def join(
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends
     there when the others are done.
     """
-    if sys.excepthook is sys.__excepthook__:  # nobody else shows errors here
-        sys.excepthook = _briefly
+    unseen = sys.excepthook is sys.__excepthook__  # nobody else shows errors here
+    if unseen:
+        sys.excepthook = partial(_briefly, 0)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
+    if unseen and abort is not None:
+        sys.excepthook = partial(_briefly, rank.comm.rank)
     try:
         team = _team(rank, strategy, compress, layout, seed)
+    except UserError:  # on all ranks, who may go on with something else
+        torch.set_num_threads(threads)
+        raise
+    try:
         try:
             yield team
         except SystemExit as ending:
