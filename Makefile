@@ -20,10 +20,12 @@ demo: install
 test: install
 	$(PYTEST) $(SPREAD)
 
-# Real processes, which are killed, and whose deadlines are seconds: what a busy moment of the machine broke gets a second
-# try, one at a time
+# Real processes: what a busy moment of the machine broke gets a second try. In tests/real they are killed, and deadlines
+# are seconds: one at a time, which takes no longer on 2 cores
+FAILED := --last-failed --last-failed-no-failures none
 test-slow: install
-	$(PYTEST) -m slow $(SPREAD) --durations 20 || $(PYTEST) -m slow --last-failed --last-failed-no-failures none
+	$(PYTEST) -m slow --ignore tests/real $(SPREAD) || $(PYTEST) -m slow --ignore tests/real $(FAILED)
+	$(PYTEST) -m slow tests/real --durations 20 || $(PYTEST) -m slow tests/real $(FAILED)
 
 check: install
 	$(VENV)/bin/ruff check .
