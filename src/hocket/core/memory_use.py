@@ -6,7 +6,7 @@ import ctypes
 import gc
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -27,8 +27,15 @@ def untouched_zeros(length: int, dtype: torch.dtype, device: torch.device) -> Te
     nbytes = length * dtype.itemsize
     if device.type != "cpu" or nbytes < _WORTH_A_MAP:
         return torch.zeros(length, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype)
+    return torch.frombuffer(in_large_pages(nbytes), dtype=dtype)
+
+
+def in_large_pages(nbytes: int) -> mmap.mmap:
+    """Private memory that takes none before it is written, in large pages if the system has them."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def keep_freed_memory() -> None:

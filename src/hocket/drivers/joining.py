@@ -42,10 +42,10 @@ def _await_turn(number: int, error: BaseException) -> None:
 
 def _briefly(number: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
-    _await_turn(number, error)
     if not isinstance(error, (UserError, CommError)):
         sys.__excepthook__(kind, error, trace)
         return
+    _await_turn(number, error)
     if lines := users_frames("".join(traceback.format_tb(trace))):
         print(lines, file=sys.stderr)
     print(f"hocket: {error}", file=sys.stderr, flush=True)

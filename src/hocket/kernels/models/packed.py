@@ -6,12 +6,11 @@ order. Here it is one piece, of which each group is less than a cache line, and 
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from typing import Any
 
 import numpy as np
 
+from hocket.core.memory_use import in_large_pages
 from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
 from hocket.kernels.nearness import prefetch
@@ -35,7 +34,8 @@ def pack(pointers: Integers, columns: Columns, values: Floats, features: int) ->
     firsts = np.concatenate([[0], np.cumsum(groups_of)])
     index = np.uint16 if features <= 1 << 16 else np.uint32  # less to fetch
     group = np.dtype([("columns", index, GROUP), ("values", np.float32, GROUP)])
-    groups = np.frombuffer(_huge_pages(int(firsts[-1]) * group.itemsize), group, int(firsts[-1]))
+    # With pages of 4 KiB every row would need one or two that the processor has not at hand
+    groups = np.frombuffer(in_large_pages(int(firsts[-1]) * group.itemsize), group, int(firsts[-1]))
 
     places = groups_of * GROUP
     place = np.arange(places.sum()) - np.repeat(firsts[:-1] * GROUP, places)  # of each element in its row
@@ -44,14 +44,6 @@ def pack(pointers: Integers, columns: Columns, values: Floats, features: int) ->
     groups["columns"] = columns[source].reshape(-1, GROUP)
     groups["values"] = np.where(place < length, values[source], 0).reshape(-1, GROUP)
     return firsts.astype(np.uint64), groups
-
-
-def _huge_pages(nbytes: int) -> mmap.mmap:
-    """Private memory; with pages of 4 KiB every row would need one or two that the processor has not at hand."""
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):  # the system may not have them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 @kernel
