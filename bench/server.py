@@ -1,6 +1,11 @@
-"""The asynchronous server on mpi, 2 workers and 1 server, against serial training: mnist-mlp, batch 512."""
+"""The asynchronous server on mpi, one server, against serial training: mnist-mlp, batch 512.
+
+`python bench/server.py [WORKERS]`, by default 2.
+"""
 
 from __future__ import annotations
+
+import sys
 
 from common import Measured, compare, say_where, speed_of
 
@@ -19,5 +24,6 @@ def run(strategy: str, workers: int) -> Measured:
 
 if __name__ == "__main__":
     say_where()
+    workers = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     for strategy in ("server:mode=async", "server:mode=async,stale=none,lookahead=0"):
-        compare(strategy, lambda s=strategy: run(s, 2), "serial", lambda: run("serial", 1), "samples/s")
+        compare(strategy, lambda s=strategy: run(s, workers), "serial", lambda: run("serial", 1), "samples/s")

@@ -1,9 +1,9 @@
-"""Word vectors: Hocket against gensim, interleaved on the same text with the same settings, and one thread against two.
+"""Word vectors: Hocket against gensim, interleaved on the same text with the same settings, and one thread against more.
 
-Beside these, two threads that each train a model of their own on half of the text: they share nothing but the machine,
-so that no two threads of one model can be expected to be faster.
+Beside these, the most threads that each train a model of their own on their share of the text: they share nothing but
+the machine, so that no threads of one model can be expected to be faster.
 
-`python bench/word2vec.py CORPUS --gensim PYTHON [--words N] [--epochs E] [--rounds R]`
+`python bench/word2vec.py CORPUS --gensim PYTHON [--threads 1,2] [--words N] [--epochs E] [--rounds R]`
 
 PYTHON is an interpreter that has gensim (`pip install gensim` in an environment of its own). Both sides train on the
 same first N words, in lines of 1,000, and both speeds are in words read from the text, which is how gensim counts:
@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--gensim", metavar="PYTHON")
+    parser.add_argument("--threads", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2])
     parser.add_argument("--words", type=int, default=2_000_000)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -165,13 +167,14 @@ def main() -> None:
         path = Path(folder, "lines")
         words = lines(asked.corpus, asked.words, path)
         ours = Hocket(path, asked.epochs)
-        sides = {
-            "hocket, 1 thread": lambda: ours.train(1),
-            "hocket, 2 threads": lambda: ours.train(2),
-            "hocket, 2 threads with a model each": lambda: ours.train(2, models=2),
+        most = max(asked.threads)
+        sides: dict[str, Callable[[], Run]] = {
+            f"hocket, {n} threads": lambda n=n: ours.train(n)
+            for n in asked.threads  # type: ignore[misc]
         }
+        sides[f"hocket, {most} threads with a model each"] = lambda: ours.train(most, models=most)
         if asked.gensim:
-            sides["gensim, 2 threads"] = lambda: gensim(asked.gensim, path, words, asked.epochs, 2)
+            sides[f"gensim, {most} threads"] = lambda: gensim(asked.gensim, path, words, asked.epochs, most)
         runs: dict[str, list[Run]] = {name: [] for name in sides}
         for _ in range(asked.rounds):
             for name, side in sides.items():
@@ -182,11 +185,12 @@ def main() -> None:
         print(f"{name}: {shown([Measured(total / run.cpu) for run in found], ',.0f')} words a second of CPU time")
         for score in scores(found[-1].vectors, None):
             print(f"{name}: {score.name} {score.value} ({score.asked} asked, {score.unknown} out of vocabulary)")
-    ours_in_two = runs.pop("hocket, 2 threads")
+    best = f"hocket, {most} threads"
+    ours_in_most = runs.pop(best)
     for other, found in runs.items():
-        pairs = list(zip(ours_in_two, found, strict=True))
+        pairs = list(zip(ours_in_most, found, strict=True))
         print(
-            f"hocket, 2 threads, over {other}: {shown([Measured(b.wall / a.wall) for a, b in pairs])}, by CPU time ",
+            f"{best}, over {other}: {shown([Measured(b.wall / a.wall) for a, b in pairs])}, by CPU time ",
             end="",
         )
         print(shown([Measured(b.cpu / a.cpu) for a, b in pairs]))
