@@ -1,4 +1,4 @@
-"""Word vectors: Hocket against gensim, interleaved on the same text with the same settings, and one thread against more.
+"""Word vectors: Hocket against gensim, interleaved on the same text with the same settings; one thread against more.
 
 Beside these, the most threads that each train a model of their own on their share of the text: they share nothing but
 the machine, so that no threads of one model can be expected to be faster.
@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,10 +169,7 @@ def main() -> None:
         words = lines(asked.corpus, asked.words, path)
         ours = Hocket(path, asked.epochs)
         most = max(asked.threads)
-        sides: dict[str, Callable[[], Run]] = {
-            f"hocket, {n} threads": lambda n=n: ours.train(n)
-            for n in asked.threads  # type: ignore[misc]
-        }
+        sides: dict[str, Callable[[], Run]] = {f"hocket, {n} threads": partial(ours.train, n) for n in asked.threads}
         sides[f"hocket, {most} threads with a model each"] = lambda: ours.train(most, models=most)
         if asked.gensim:
             sides[f"gensim, {most} threads"] = lambda: gensim(asked.gensim, path, words, asked.epochs, most)
