@@ -14,7 +14,7 @@ from common import Measured, say_where, shown  # before NumPy is loaded: it sets
 
 import hocket
 
-CASES = [("blobs", "fleet", 16, 400), ("blobs", "sim", 16, 30), ("mnist-mlp", "fleet", 32, 12)]
+CASES = [("blobs", "fleet", 16, 2000), ("blobs", "sim", 16, 30), ("mnist-mlp", "fleet", 32, 100)]
 """Task, engine, batch and steps of each worker. 1,024 workers have two steps an epoch of `blobs`, both nearly full."""
 
 

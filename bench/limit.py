@@ -1,9 +1,10 @@
 """How near training comes to the limit of one host: mnist-mlp, n ranks, batch 512, 64 and 16 a rank.
 
 `python bench/limit.py [--ranks 1,2] [--batches 512,64,16] [--rounds 3]`. The limit is n processes that exchange
-nothing. Against it, in turn and in the same processes: a bare mpi4py loop with a blocking Allreduce, PyTorch's
-DistributedDataParallel on Gloo, and Hocket's `allreduce` on `mpi` and `torch`. The first round warms up and is left
-out; every round takes 300 steps or more. Speeds are the sum of the ranks' own.
+nothing. Against it, in turn and in the same processes: the same loop with a barrier after each step, which is what
+steps that wait for the slowest could reach if an exchange took no time; a bare mpi4py loop with a blocking Allreduce,
+PyTorch's DistributedDataParallel on Gloo, and Hocket's `allreduce` on `mpi` and `torch`. The first round warms up and is
+left out; every round takes 300 steps or more. Speeds are the sum of the ranks' own.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ def measure(rank: Any, argument: dict[str, Any]) -> list[list[Any]]:
         return Bare(task, train, comm.rank, comm.size, wrap)
 
     ways = {"mpi": ways_on_mpi, "torch": ways_on_torch}[argument["library"]](make, comm.size)
+    alone = make(lambda model: model)
+    ways["barrier alone"] = lambda batch, steps: alone.run(batch, steps, lambda flat: comm.barrier())
     found: list[list[Any]] = []
     for turn in range(argument["rounds"] + 1):
         for batch, plan in plans.items():

@@ -45,12 +45,14 @@ def test_a_strategy_on_a_gpu_learns_what_it_learns_without(text: str, name: str)
         with pytest.raises(hocket.UserError, match="main memory"):
             fit(text, name, "cuda")
         return
-    found = fit(text, name, "cuda")
     if chosen.lockstep or engine[name].virtual_time:
-        plain = fit(text, name, "cpu")
+        # Few steps: gap-aware tempering of foreseen movements doubles a rounding error in a step or two.
+        few: dict[str, Any] = {"epochs": None, "steps": 10}
+        found, plain = fit(text, name, "cuda", **few), fit(text, name, "cpu", **few)
         for key, tensor in plain.state.items():
             torch.testing.assert_close(found.state[key], tensor, rtol=1e-2, atol=1e-3)
     else:
+        found = fit(text, name, "cuda")
         assert found.test_accuracy is not None and found.test_accuracy > 0.3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +43,12 @@ class Column:
     def __init__(self, numbers: Tensor) -> None:
         self.numbers = numbers
 
+    @cached_property
+    def idle(self) -> tuple[Tensor, np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Whose is 0, there and in main memory; a GPU is asked for it once."""
+        found = (self.numbers == 0).squeeze(1)
+        return found, found.cpu().numpy()
+
     def __add__(self, other: Any) -> Column:
         return Column(self.numbers + (other.numbers if isinstance(other, Column) else other))
 
@@ -64,9 +71,9 @@ class AllWorkers(Worker):
             self.updates += int(samples > 0)
             super().descend(g, stale)
             return
-        idle = (samples.numbers == 0).squeeze(1)
-        self.updates = self.updates + (~idle).cpu().numpy()
-        kept = [(t, t[idle]) for t in (self.x, *self.optimizer_state())] if idle.any() else []
+        idle, known = samples.idle
+        self.updates = self.updates + ~known
+        kept = [(t, t[idle]) for t in (self.x, *self.optimizer_state())] if known.any() else []
         self._optimizer_step()
         for tensor, rows in kept:
             tensor[idle] = rows
@@ -178,6 +185,8 @@ class AllAtOnce:
         self._real = RealClock()
         self._losses = LossesOfAll(plan.workers)
         self._samples = np.zeros(plan.workers, dtype=np.int64)
+        self._weights: dict[int, Weight] = {}
+        """By the step in an epoch: each epoch has the same."""
         self._verdict: Verdict = "finished"
 
     def run(self) -> list[dict[str, Any]]:
@@ -221,19 +230,19 @@ class AllAtOnce:
         self._losses.add(losses, counts, began_s, worker.step)
         self._samples += counts
         status.step, status.samples = worker.step, int(self._samples[0])
-        self._strategy.send(Gradient(self._all.g, self._weight(counts)))
+        self._strategy.send(Gradient(self._all.g, self._weight(step, counts)))
 
     def _counts(self, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """How many samples each worker has in this step of an epoch."""
         least, more = divmod(self._shards.step_samples(step), self._plan.workers)
         return least + (np.arange(self._plan.workers) < more).astype(np.int64)
 
-    def _weight(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> Weight:
-        of_all = float(counts.sum())
-        if counts[0] == counts[-1]:
-            return Weight(float(counts[0]), of_all)
-        column: Any = Column(torch.from_numpy(counts).to(self._all.x)[:, None])
-        return Weight(column, of_all)
+    def _weight(self, step: int, counts: np.ndarray[Any, np.dtype[np.int64]]) -> Weight:
+        if step not in self._weights:
+            even = counts[0] == counts[-1]
+            each: Any = float(counts[0]) if even else Column(torch.from_numpy(counts).to(self._all.x)[:, None])
+            self._weights[step] = Weight(each, float(counts.sum()))
+        return self._weights[step]
 
     def _compute(self, index: Tensor, counts: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
         """All gradients; returns the losses. Workers with equally many samples lie next to each other."""

@@ -32,10 +32,10 @@ class Rows:
     """Replicas as rows of one matrix, and the gradients of many of them at once."""
 
     def __init__(self, task: Task, train: SampleSet, count: int) -> None:
-        self._task, self._train, self._count = task, train, count
+        self._task, self._train, self.count = task, train, count
         self._matrices: dict[str, Tensor] = {}
-        self._graphs: dict[int, Call] = {}
-        """The gradients of all, by the number of samples: in a run of even steps there are two, in most others one."""
+        self._graphs: dict[tuple[range, int], Call] = {}
+        """By the replicas and their samples: one for all of them in most steps, one or two for an epoch's last."""
         self._call = torch.vmap(self._loss, randomness="different")
 
     def replica(self, row: int, model: nn.Module, device: torch.device) -> Replica:
@@ -56,7 +56,7 @@ class Rows:
         def give(purpose: str, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
             if purpose not in self._matrices:
                 wide = -(-length // ALIGNED) * ALIGNED
-                self._matrices[purpose] = torch.zeros(self._count, wide, dtype=dtype, device=device)
+                self._matrices[purpose] = torch.zeros(self.count, wide, dtype=dtype, device=device)
             return self._matrices[purpose][row, :length]
 
         return give
@@ -79,19 +79,20 @@ class Rows:
     def at_once(self) -> int:
         """How many replicas a call had best take."""
         x = self._first.x
-        return max(min(AT_ONCE, CACHED // x.numel()), 1) if x.device.type == "cpu" else self._count
+        return max(min(AT_ONCE, CACHED // x.numel()), 1) if x.device.type == "cpu" else self.count
 
     def gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:
         """Put the gradients of these replicas into theirs; returns their losses.
 
-        Each is on samples of its own, all on equally many: `index` has those of one behind those of the other.
+        Each is on samples of its own, all on equally many: `index` has those of one behind those of the other. A range
+        of replicas is taken to come again, with as many samples; a list is whoever happens to wait.
         """
-        if len(rows) < self._count or not self._captures:
+        if not isinstance(rows, range) or not self._captures:
             return self._gradients(rows, index)
-        if index.numel() not in self._graphs:
-            example = index.to(self._first.x.device)
-            self._graphs[index.numel()] = captured(partial(self._gradients, range(self._count)), example)
-        return self._graphs[index.numel()](index)
+        again = rows, index.numel()
+        if again not in self._graphs:
+            self._graphs[again] = captured(partial(self._gradients, rows), index.to(self._first.x.device))
+        return self._graphs[again](index)
 
     def _gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:
         first, count = rows[0], len(rows)
@@ -173,7 +174,8 @@ class Pending:
             portion = -(-len(rows) // -(-len(rows) // at_once))
             for at in range(0, len(rows), portion):
                 some = rows[at : at + portion]
-                found = self.rows.gradients(some, torch.cat([self._asked[row] for row in some]))
+                of_all = range(len(some)) if len(some) == self.rows.count else some
+                found = self.rows.gradients(of_all, torch.cat([self._asked[row] for row in some]))
                 self._losses.update(zip(some, found, strict=True))
         self._asked.clear()
 

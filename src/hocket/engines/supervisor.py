@@ -38,7 +38,6 @@ LOOPBACK = {
     "HYDRA_IFACE": "lo",
     "OMPI_MCA_btl_tcp_if_include": "lo",
     "OMPI_MCA_oob_tcp_if_include": "lo",
-    "PRTE_MCA_prte_if_include": "lo",
 }
 """For ranks on one machine: no library under us shall be reachable from another."""
 
@@ -92,6 +91,7 @@ class Supervisor:
         self._silent_s = [0.0] * size
         self._cpu_ticks = [-1] * size
         self._leave = threading.Event()
+        self._relays: list[threading.Thread] = []
         self._ranks_are_ours = False
 
     def run_ranks(self, env: dict[str, str], each: Sequence[dict[str, str]], pmi: bool = False) -> list[Any]:
@@ -135,8 +135,9 @@ class Supervisor:
         assert guard.stdin is not None
         guard.stdin.write(json.dumps(plan).encode() + b"\n")
         guard.stdin.flush()
-        for read, _ in pipes:
-            threading.Thread(target=self._relay, args=(read,), daemon=True).start()
+        self._relays = [threading.Thread(target=self._relay, args=(read,), daemon=True) for read, _ in pipes]
+        for relay in self._relays:
+            relay.start()
         threading.Thread(target=self._news, args=(guard,), daemon=True).start()
         return guard
 
@@ -204,6 +205,8 @@ class Supervisor:
         limit = time.monotonic() + _GRACE_S
         while time.monotonic() < limit and guard.poll() is None and not self._leave.is_set():
             self._drain()
+        for relay in self._relays:  # the last lines may still be in the pipes
+            relay.join(_HEAR_S)
         self._drain()
 
     def _check_arrival(self, waited_s: float) -> None:
