@@ -3,8 +3,8 @@
 `python bench/limit.py [--ranks 1,2] [--batches 512,64,16] [--rounds 3]`. The limit is n processes that exchange
 nothing. Against it, in turn and in the same processes: the same loop with a barrier after each step, which is what
 steps that wait for the slowest could reach if an exchange took no time; a bare mpi4py loop with a blocking Allreduce,
-PyTorch's DistributedDataParallel on Gloo, and Hocket's `allreduce` on `mpi` and `torch`. The first round warms up and is
-left out; every round takes 300 steps or more. Speeds are the sum of the ranks' own.
+PyTorch's DistributedDataParallel on Gloo, and Hocket's `allreduce` on `mpi` and `torch`. The first round warms up and
+is left out; every round takes 300 steps or more. Speeds are the sum of the ranks' own.
 """
 
 from __future__ import annotations

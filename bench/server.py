@@ -1,6 +1,6 @@
 """The asynchronous server on mpi, one server, against serial training: mnist-mlp, batch 512.
 
-`python bench/server.py [WORKERS]`, by default 2.
+`python bench/server.py [WORKERS [ROUNDS]]`, by default 2 and 7.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def run(strategy: str, workers: int) -> Measured:
 
 if __name__ == "__main__":
     say_where()
-    workers = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    workers, rounds = [int(word) for word in (*sys.argv[1:], *("2", "7")[len(sys.argv) - 1 :])]
     for strategy in ("server:mode=async", "server:mode=async,stale=none,lookahead=0"):
-        compare(strategy, lambda s=strategy: run(s, workers), "serial", lambda: run("serial", 1), "samples/s")
+        compare(strategy, lambda s=strategy: run(s, workers), "serial", lambda: run("serial", 1), "samples/s", rounds)
