@@ -3,8 +3,8 @@
 `python bench/simulated.py [RANKS ...]`, by default 1, 2 and 4. mnist-mlp, batch 64: all-reduce and the asynchronous
 server on mpi, HOGWILD! in compiled threads. The simulator is told what was measured a moment before, and none of the
 times that it shall foretell: the gradient of one rank while as many as there are cores compute beside it, without a
-word between them; the messages and all-reduces of two ranks; what a server does with a gradient; the speed at which
-threads that write one vector do it. Real and simulated runs take turns; of each there is the median of ROUNDS.
+word between them; the all-reduces of two ranks, or the messages of one and a server and what that does; the speed at
+which threads that write one vector do it. Real and simulated runs take turns; of each there is the median of ROUNDS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -40,17 +41,21 @@ from hocket.tasks.base import compiled
 TASK, BATCH, ROUNDS = "mnist-mlp", 64, 3
 STEPS, FORETOLD = 400, 100
 """Of a real run, and of a simulated one."""
+WARM_UP = 20
 CORES = len(os.sched_getaffinity(0))
 WITHIN = 0.15
 
 
-def times(what: Callable[[], Any], count: int, warm: int = 20) -> list[float]:
-    """Seconds of each call, the first ones left out."""
-    found = [time.perf_counter()]
-    for _ in range(warm + count):
+def times(what: Callable[[], Any], count: int, before: Callable[[], Any] | None = None) -> list[float]:
+    """Seconds of each call, the first ones left out; `before` it comes what is not counted."""
+    found = []
+    for _ in range(WARM_UP + count):
+        if before is not None:
+            before()
+        began = time.perf_counter()
         what()
-        found.append(time.perf_counter())
-    return [after - before for before, after in pairwise(found)][warm:]
+        found.append(time.perf_counter() - began)
+    return found[WARM_UP:]
 
 
 def lognormal(seconds: list[float]) -> str:
@@ -63,77 +68,103 @@ def lognormal(seconds: list[float]) -> str:
 # What ranks of mpi measure.
 
 
-def gradients(rank: Rank, argument: dict[str, Any]) -> list[float]:
-    """Steps of one rank beside the others."""
+def own_step() -> Callable[[], None]:
+    """A step of one rank for itself: a gradient, and what the optimizer makes of it."""
     torch.set_num_threads(1)
     task = load_task(TASK, 0)
     train, _ = task.load()
     replica = Replica(task.build_model(0))
     source = WholeModel(task, replica, train)
     step = optim.step_of(optim.make(task.optimizer, replica, task.lr, task.momentum))
-    batches: Iterator[torch.Tensor] = iter(torch.randperm(len(train)).split(BATCH))
+    batches: Iterator[torch.Tensor] = cycle(torch.randperm(len(train)).split(BATCH))
 
     def one() -> None:
         source.compute(next(batches))
         step()
 
+    return one
+
+
+def gradients(rank: Rank, argument: dict[str, Any]) -> list[float]:
+    """Steps of one rank beside the others."""
+    step = own_step()
     rank.comm.barrier()
-    return times(one, STEPS)
+    return times(step, STEPS)
 
 
-def network(rank: Rank, argument: dict[str, Any]) -> dict[str, list[float]]:
-    """Of two ranks: seconds of messages there and back, and of all-reduces, both of no and of all parameters."""
-    found = {}
-    for size in (1, argument["parameters"]):
-        x = torch.zeros(size)
+def all_reduces(rank: Rank, argument: dict[str, Any]) -> list[float]:
+    """Mean seconds of an all-reduce of one and of all parameters, by two ranks.
 
-        def there_and_back(x: torch.Tensor = x) -> None:
-            if rank.comm.rank == 0:
+    Before each of them a rank takes a step for itself: what travels is then where a step leaves it, not in the caches.
+    """
+    step = own_step()
+
+    def meet_again() -> None:
+        step()
+        rank.comm.barrier()
+
+    vectors = [torch.zeros(size) for size in (1, argument["parameters"])]
+    return [statistics.mean(times(partial(rank.comm.all_reduce, x), 200, meet_again)) for x in vectors]
+
+
+def requests(rank: Rank, argument: dict[str, Any]) -> list[float]:
+    """Mean seconds in which the other rank answers with one and with all parameters, and of what it does in between.
+
+    It is idle while this one takes a step for itself, as a server is.
+    """
+    sizes, asked = (1, argument["parameters"]), WARM_UP + 200
+    if rank.comm.rank == 0:
+        step, found = own_step(), []
+        for x in [torch.zeros(size) for size in sizes]:
+
+            def ask(x: torch.Tensor = x) -> None:
                 rank.comm.isend(1, Message("", (), (x,)))
-            _, message = rank.comm.recv(1 - rank.comm.rank)
-            if rank.comm.rank == 1:
-                rank.comm.isend(0, message)
+                rank.comm.recv(1)
 
-        def all_reduce(x: torch.Tensor = x) -> None:
-            rank.comm.all_reduce(x)
+            found.append(statistics.mean(times(ask, 200, step)))
+        return found
+    served = []
+    for size in sizes:
+        serve = serving(size)
+        for _ in range(asked):
+            _, message = rank.comm.recv()
+            began = time.perf_counter()
+            serve(message.tensors[0])
+            served.append(time.perf_counter() - began)
+            rank.comm.isend(0, message)
+    return [statistics.mean(served[WARM_UP:asked]), statistics.mean(served[asked + WARM_UP :])]
 
-        for what in (there_and_back, all_reduce):
-            rank.comm.barrier()
-            found[f"{what.__name__} {size}"] = times(what, 200)
-    return found
+
+def serving(parameters: int) -> Callable[[torch.Tensor], None]:
+    """What the server does with one gradient: it tempers it, steps, and keeps what the worker reads."""
+    torch.set_num_threads(1)
+    x, g, read = torch.zeros((3, parameters))
+    step = optim.step_of(optim.make_flat("sgd", x, g, 0.1, 0.0))
+    staleness = Staleness("gap-mean", 2, x)
+
+    def serve(pushed: torch.Tensor) -> None:
+        g.copy_(staleness.temper(pushed, 0.1, 1, x, read))
+        step()
+        read.copy_(x)
+
+    return serve
 
 
 def on_mpi(function: str, ranks: int, **argument: Any) -> list[Any]:
     return engine.make("mpi").run(Program(f"simulated:{function}", argument), ranks, Listener())
 
 
-def priced(small_s: float, large_s: float, nbytes: int) -> dict[str, str]:
-    """Latency and bandwidth, from what nothing and what so many bytes take."""
-    return {"latency": f"{small_s:.9f}s", "bandwidth": f"{nbytes / max(large_s - small_s, 1e-9) / 1e9:.6f}GB"}
-
-
 def network_options(strategy: str, parameters: int) -> dict[str, str]:
     """An all-reduce of two ranks takes 2 latencies and its bytes once; there and back two messages do."""
-    found = on_mpi("network", 2, parameters=parameters)[0]
-    kind = "all_reduce" if strategy == "allreduce" else "there_and_back"
-    small_s, large_s = (statistics.mean(found[f"{kind} {size}"]) for size in (1, parameters))
-    nbytes = 4 * parameters * (1 if strategy == "allreduce" else 2)
-    options = priced(small_s, large_s, nbytes)
-    return options | {"latency": f"{small_s / 2:.9f}s"}
-
-
-def serving_s(parameters: int) -> float:
-    """What the server does with one gradient: it tempers it, steps, and keeps what the worker reads."""
-    x, g, pushed, read = torch.zeros((4, parameters))
-    step = optim.step_of(optim.make_flat("sgd", x, g, 0.1, 0.0))
-    staleness = Staleness("gap-mean", 2, x)
-
-    def serve() -> None:
-        g.copy_(staleness.temper(pushed, 0.1, 1, x, read))
-        step()
-        read.copy_(x)
-
-    return statistics.mean(times(serve, 200))
+    if strategy == "allreduce":
+        small_s, large_s = on_mpi("all_reduces", 2, parameters=parameters)[0]
+        each, serve_s = 4 * parameters, 0.0
+    else:
+        answered, served = on_mpi("requests", 2, parameters=parameters)
+        small_s, large_s = (seconds - work for seconds, work in zip(answered, served, strict=True))
+        each, serve_s = 8 * parameters, served[1]
+    bandwidth = each / max(large_s - small_s, 1e-9) / 1e9
+    return {"latency": f"{small_s / 2:.9f}s", "bandwidth": f"{bandwidth:.6f}GB", "serve": f"{serve_s:.9f}s"}
 
 
 # What threads measure.
@@ -195,8 +226,7 @@ def foretold(strategy: str, ranks: int, parameters: int) -> float:
         options = hogwild_options(busy, parameters)
     else:
         seconds = [s for found in on_mpi("gradients", busy) for s in found]
-        options = {"compute": lognormal(seconds)} | network_options(strategy, parameters)
-        options |= {"serve": f"{serving_s(parameters):.9f}s", "memory": "1000000GB"}
+        options = {"compute": lognormal(seconds), "memory": "1000000GB"} | network_options(strategy, parameters)
     sim: dict[str, Any] = {"cores": CORES, **options}
     result = hocket.fit(
         TASK, strategy=strategy, engine="sim", sim=sim, workers=ranks, batch=BATCH, steps=FORETOLD, trace=0, lr=0.01,
