@@ -53,7 +53,11 @@ class LossesOfAll:
 
     def of(self, worker: int) -> list[list[float | None]]:
         """One worker's history, for its report: JSON has no infinity."""
-        return [[n if math.isfinite(n) else None for n in entry] for entry in self._sums[:, :, worker].tolist()]
+        sums = self._sums[:, :, worker]
+        entries: list[list[float | None]] = sums.tolist()
+        if not np.isfinite(sums).all():
+            entries = [[n if n is not None and math.isfinite(n) else None for n in entry] for entry in entries]
+        return entries
 
     def diverged_at(self, worker: int) -> int | None:
         return int(self._diverged[worker]) or None
