@@ -1,4 +1,4 @@
-"""Ranks that share a host meet in its memory, whatever library carries their messages."""
+"""Ranks that share a host meet in its memory, whatever library they would speak through."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hocket.core.comm import Comm, Op, Request
+from hocket.core.comm import ANY, Comm, Op, Request
 from hocket.core.forward import Forwarding
+from hocket.core.message import Message
+from hocket.engines import commons, post
 from hocket.engines.carrier import Carrier
-from hocket.engines.commons import Commons, Patience, load_kernels, nbytes
+from hocket.engines.commons import Commons, Patience
 from hocket.engines.host import give_back, on_host
 from hocket.engines.mapped import map_together
 from hocket.kernels.memory import futex
@@ -56,7 +58,8 @@ def by_host(
     """
     if comm.size == 1 or not futex.available:
         return comm
-    load_kernels()
+    commons.load_kernels()
+    post.load_kernels()
     hosts = torch.zeros(comm.size, dtype=torch.int64)
     comm.all_gather(hosts, torch.tensor([this_host() if host is None else host]))
     here = hosts == hosts[comm.rank]
@@ -85,17 +88,41 @@ def _aside(patience: Patience) -> Patience:
     return dataclasses.replace(patience, crowded=True, help_along=None)
 
 
+def _post(comm: Comm, patience: Patience) -> post.Post:
+    def made(block: Block) -> post.Post:
+        return post.Post(block, comm.size, comm.rank, patience)
+
+    return made(map_together(comm, post.nbytes(comm.size), lambda block: made(block).lay_out()))
+
+
 class OneHost(Forwarding):
-    """Collectives through memory. What does not block is left to the library, which goes on by itself."""
+    """Collectives and messages through memory. What does not block is left to the library, which goes on by itself."""
 
     def __init__(self, comm: Comm, patience: Patience, library_takes: Takes, carrier: Carrier | None = None) -> None:
         super().__init__(comm)
         self._patience, self._library_takes, self._carrier = patience, library_takes, carrier
+        self._post = _post(comm, patience) if carrier is None and comm.size <= post.MOST_RANKS else None
+        helpful = dataclasses.replace(patience, help_along=self._help_along) if self._post else patience
 
-        def commons(block: Block) -> Commons:
-            return Commons(block, comm.size, comm.rank, patience)
+        def made(block: Block) -> Commons:
+            return Commons(block, comm.size, comm.rank, helpful)
 
-        self._commons = commons(map_together(comm, nbytes(comm.size), lambda block: commons(block).lay_out()))
+        self._commons = made(map_together(comm, commons.nbytes(comm.size), lambda block: made(block).lay_out()))
+
+    def _help_along(self) -> bool:
+        """A rank that waits in a collective may have sent what others wait for."""
+        library = self._patience.help_along
+        assert self._post is not None
+        return self._post.move() | (library is not None and library())
+
+    def send(self, to: int, msg: Message, tag: int = 0) -> None:
+        self.isend(to, msg, tag).wait()
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
+        return (self._post or self.inner).isend(to, msg, tag)
+
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
+        return (self._post or self.inner).recv(source, tag, timeout)
 
     @property
     def native(self) -> Comm:

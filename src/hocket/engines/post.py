@@ -1,0 +1,206 @@
+"""Messages between ranks of one host, through memory that all of them have mapped."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core.comm import ANY, Deferred, Request
+from hocket.core.errors import DeadlineExceeded
+from hocket.core.message import Message
+from hocket.engines.commons import BUSY_NS, FIRST_NS, LAST_NS, Patience
+from hocket.kernels.jit import one_compiles
+from hocket.kernels.memory import rings as kernels
+from hocket.kernels.memory.block import Block
+
+MOST_RANKS = 64
+"""Among more, the rings would be too short: their number grows as the square."""
+_RINGS_BYTES, _LONGEST_RING = 24 << 20, 1 << 20
+_SPIN_S, _CROWDED_S = 2e-3, 2e-5
+"""How long a rank that waits keeps its core busy before it sleeps, and where others want that core."""
+
+Words = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+T = TypeVar("T")
+
+
+def ring_bytes(size: int) -> int:
+    """Of each ring among so many ranks. A message may be longer: it then goes in pieces."""
+    return min(_RINGS_BYTES // kernels.rings_for(size), _LONGEST_RING) // 4096 * 4096
+
+
+def nbytes(size: int) -> int:
+    """Of the block that so many ranks need."""
+    return 8 * _words(size) + kernels.rings_for(size) * ring_bytes(size)
+
+
+def _words(size: int) -> int:
+    return -(-kernels.words_for(size) // 512) * 512  # rings begin with a page
+
+
+def load_kernels() -> None:
+    """Compile what messages call, or load it from the cache: before anybody waits for us."""
+    block = Block.anonymous(nbytes(2))
+    one, other = (Post(block, 2, rank, Patience(1.0, crowded=False)) for rank in range(2))
+    one.lay_out()
+    with one_compiles():
+        one.isend(1, Message())
+        other.recv(0)
+        with suppress(TimeoutError):
+            other.recv(0, timeout=1e-6)
+
+
+def _frame(length: int = 0, tag: int = 0) -> Bytes:
+    """What comes before a message."""
+    return np.array([length, tag], np.int64).view(np.uint8)
+
+
+class _Outbox:
+    """What has not left yet because a ring was full."""
+
+    def __init__(self, control: Words, rings: Bytes, rank: int, size: int) -> None:
+        self._control, self._rings, self._rank = control, rings, rank
+        self._waiting: dict[int, deque[Bytes]] = {}
+        """By the rank that it is for; none is empty."""
+        self._written = [0] * size
+        """Of the first that waits: so many bytes are in the ring."""
+        self._left = [0] * size
+        """How many frames and messages have wholly left."""
+
+    def add(self, to: int, block: Bytes, tag: int) -> Callable[[], bool]:
+        """What is returned tells whether it has left."""
+        waiting = self._waiting.setdefault(to, deque())
+        number = self._left[to] + len(waiting) + 2
+        waiting += _frame(len(block), tag), block
+        self._push(to)
+        return lambda: self._left[to] >= number
+
+    def push(self) -> bool:
+        """Write what there is room for. True while something has not left."""
+        for to in list(self._waiting):
+            self._push(to)
+        return bool(self._waiting)
+
+    def _push(self, to: int) -> None:
+        waiting = self._waiting[to]
+        while waiting:
+            done = kernels.put(self._control, self._rings, self._rank, to, waiting[0], self._written[to])
+            if done < len(waiting[0]):
+                self._written[to] = done
+                return
+            waiting.popleft()
+            self._written[to] = 0
+            self._left[to] += 1
+        del self._waiting[to]
+
+    def empty(self, within_s: float) -> None:
+        """Before the rank leaves: nobody else could send the rest."""
+        until = time.monotonic() + within_s
+        while self.push() and time.monotonic() < until:
+            time.sleep(1e-4)
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """The part of a stream that is being read: a frame, or the message that it announced."""
+
+    target: Bytes
+    done: int = 0
+    tag: int | None = None
+    """None while it is a frame."""
+
+
+class Post:
+    """One rank's messages to and from the others. Nothing moves outside of its calls: who computes after it has sent
+    a message that is longer than a ring keeps the rest of it."""
+
+    def __init__(self, block: Block, size: int, rank: int, patience: Patience) -> None:
+        self._block, self._size, self._rank, self._patience = block, size, rank, patience
+        self._control: Words = np.frombuffer(block.memory, np.int64, _words(size))
+        flat: Bytes = np.frombuffer(
+            block.memory, np.uint8, kernels.rings_for(size) * ring_bytes(size), 8 * _words(size)
+        )
+        self._rings = flat.reshape(kernels.rings_for(size), ring_bytes(size))
+        self._outbox = _Outbox(self._control, self._rings, rank, size)
+        self._arriving = [_Arriving(_frame()) for _ in range(size)]
+        self._come: list[tuple[int, int, Message]] = []
+        """Source, tag and message, in the order in which they were complete."""
+        weakref.finalize(self, self._outbox.empty, patience.deadline_s)
+
+    def lay_out(self) -> None:
+        """Make a new block ready, before any other rank sees it."""
+        self._control[kernels.SIZE] = self._size
+        self._control[kernels.CROWDED] = self._patience.crowded
+        self._control[kernels.SPIN_NS] = round((_CROWDED_S if self._patience.crowded else _SPIN_S) * 1e9)
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
+        has_left = self._outbox.add(to, msg.pack(), tag)
+
+        def finish() -> None:
+            self._await(lambda: has_left() or None, f"send(to={to})", f"rank {to}", None)
+
+        return Deferred(finish)
+
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
+        def found() -> tuple[int, Message] | None:
+            for i, (sender, its_tag, msg) in enumerate(self._come):
+                if source in (ANY, sender) and tag == its_tag:
+                    del self._come[i]
+                    return sender, msg
+            return None
+
+        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
+        received = self._await(found, name, "any rank" if source == ANY else f"rank {source}", timeout)
+        if received is None:
+            raise TimeoutError(f"rank {self._rank}: nothing in {timeout} s in {name}")
+        return received
+
+    def _await(self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None) -> T | None:
+        """Let messages come and go until `found` answers; None at the end of a `timeout`."""
+        began, limit_s = time.monotonic(), self._patience.deadline_s if timeout is None else timeout
+        help_along, slice_ns = self._patience.help_along, FIRST_NS
+        while True:
+            before = kernels.heard(self._control, self._rank)
+            self.move()
+            if (answer := found()) is not None:
+                return answer
+            left_s = limit_s - (time.monotonic() - began)
+            if left_s <= 0 and timeout is not None:
+                return None
+            if left_s <= 0:
+                raise DeadlineExceeded(self._rank, operation, peers, limit_s)
+            longest_ns = round(left_s * 1e9)
+            if help_along is not None:
+                longest_ns = min(longest_ns, slice_ns)
+            rung = kernels.await_bell(self._control, self._rank, before, longest_ns) == kernels.RUNG
+            if not rung and help_along is not None:
+                slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, FIRST_NS), LAST_NS)
+
+    def move(self) -> bool:
+        """Take what has come, and write what there is room for. True while something of ours has not left."""
+        source = kernels.next_source(self._control, self._rank, 0)
+        while source >= 0:
+            self._take_from(source)
+            source = kernels.next_source(self._control, self._rank, source + 1)
+        return self._outbox.push()
+
+    def _take_from(self, source: int) -> None:
+        while True:
+            part = self._arriving[source]
+            part.done = kernels.take(self._control, self._rings, self._rank, source, part.target, part.done)
+            if part.done < len(part.target):
+                return
+            if part.tag is None:
+                length, tag = part.target.view(np.int64).tolist()
+                self._arriving[source] = _Arriving(np.empty(length, np.uint8), 0, tag)
+            else:
+                self._come.append((source, part.tag, Message.unpack(part.target)))
+                self._arriving[source] = _Arriving(_frame())

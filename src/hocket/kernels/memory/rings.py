@@ -1,0 +1,150 @@
+"""Streams of bytes between ranks that map one block: a ring for each two of them, one in each direction.
+
+A ring has one writer and one reader. Each counts the bytes that it has written, or taken, in a cache line of its own,
+so that neither ever waits for the other inside a call. Who has to wait, for bytes or for room, waits at its own bell:
+all others ring that after they have changed something it may wait for. No ring is missed: who goes to sleep says so
+before it looks at its bell for the last time, and who rings looks for sleepers after it has rung.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.kernels.jit import kernel
+from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause, sched_yield, store
+from hocket.kernels.memory.futex import sleep_while, wake
+
+Words = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+LINE = 8  # words in 64 bytes
+# Options, written once before the ranks meet
+SIZE, SPIN_NS, CROWDED = range(3)
+RANK_AREA = LINE
+# Words of one rank, from its first one
+BELL, ASLEEP, TIMESPEC = 0, 1, 2
+# Words of a ring, from its first one: of who writes, and in another line of who reads
+WRITTEN, TAKEN = 0, LINE
+RING_WORDS = 2 * LINE
+
+# How a wait ended
+RUNG, LATE, INTERRUPTED = range(3)
+
+_PAUSES = 32  # between two looks at the clock
+_NAP_NS = 500_000_000  # the longest sleep
+_PIECE = 1 << 16  # bytes after which the other may begin
+
+
+def words_for(size: int) -> int:
+    """How many control words so many ranks need."""
+    return RANK_AREA + size * LINE + rings_for(size) * RING_WORDS
+
+
+def rings_for(size: int) -> int:
+    return size * (size - 1)
+
+
+@kernel
+def _ring_of(size: int, writer: int, reader: int) -> int:
+    return writer * (size - 1) + reader - (1 if reader > writer else 0)
+
+
+@kernel
+def _counts(words: Words, ring: int) -> int:
+    """Where the words of a ring begin."""
+    return RANK_AREA + words[SIZE] * LINE + ring * RING_WORDS
+
+
+@kernel
+def _ring_bell(words: Words, rank: int) -> None:
+    own = RANK_AREA + rank * LINE
+    fetch_add(words, own + BELL, 1)
+    if load(words, own + ASLEEP) > 0:
+        wake(words, own + BELL)
+
+
+@kernel
+def _copy(source: Bytes, target: Bytes) -> None:
+    for i in range(len(target)):
+        target[i] = source[i]
+
+
+@kernel
+def put(words: Words, rings: Bytes, me: int, to: int, data: Bytes, done: int) -> int:
+    """Write what there is room for of `data` behind its first `done` bytes; returns how many are done then."""
+    ring, room = _ring_of(words[SIZE], me, to), rings.shape[1]
+    at = _counts(words, ring)
+    while done < len(data):
+        written = words[at + WRITTEN]
+        begin = written % room
+        count = min(len(data) - done, room - (written - load(words, at + TAKEN)), room - begin, _PIECE)
+        if count == 0:
+            break
+        _copy(data[done : done + count], rings[ring, begin : begin + count])
+        store(words, at + WRITTEN, written + count)
+        _ring_bell(words, to)
+        done += count
+    return done
+
+
+@kernel
+def take(words: Words, rings: Bytes, me: int, source: int, out: Bytes, done: int) -> int:
+    """Read what has come into `out`, behind its first `done` bytes; returns how many are done then."""
+    ring, room = _ring_of(words[SIZE], source, me), rings.shape[1]
+    at = _counts(words, ring)
+    while done < len(out):
+        taken = words[at + TAKEN]
+        begin = taken % room
+        count = min(len(out) - done, load(words, at + WRITTEN) - taken, room - begin, _PIECE)
+        if count == 0:
+            break
+        _copy(rings[ring, begin : begin + count], out[done : done + count])
+        store(words, at + TAKEN, taken + count)
+        _ring_bell(words, source)
+        done += count
+    return done
+
+
+@kernel
+def next_source(words: Words, me: int, first: int) -> int:
+    """The first rank from this one on of which there is something to take; -1 is none."""
+    size = words[SIZE]
+    for source in range(first, size):
+        if source != me:
+            at = _counts(words, _ring_of(size, source, me))
+            if load(words, at + WRITTEN) != words[at + TAKEN]:
+                return source
+    return -1
+
+
+@kernel
+def heard(words: Words, me: int) -> int:
+    """How often this rank's bell has rung."""
+    return load(words, RANK_AREA + me * LINE + BELL)
+
+
+@kernel
+def await_bell(words: Words, me: int, before: int, ns: int) -> int:
+    """Wait until the bell has rung since it had rung `before` times, but no longer than `ns`."""
+    bell = RANK_AREA + me * LINE + BELL
+    began = now = monotonic_ns()
+    while now - began <= min(words[SPIN_NS], ns):
+        for _ in range(1 if words[CROWDED] else _PAUSES):
+            if load(words, bell) != before:
+                return RUNG
+            if words[CROWDED]:
+                sched_yield()
+            else:
+                pause()
+        now = monotonic_ns()
+    outcome = LATE
+    fetch_add(words, bell + ASLEEP, 1)
+    while outcome == LATE and now - began < ns:
+        if load(words, bell) != before:
+            outcome = RUNG
+        elif sleep_while(words, bell, before, min(began + ns - now, _NAP_NS), bell + TIMESPEC):
+            outcome = INTERRUPTED
+        now = monotonic_ns()
+    fetch_add(words, bell + ASLEEP, -1)
+    return outcome
