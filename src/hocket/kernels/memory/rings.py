@@ -133,10 +133,8 @@ def await_bell(words: Words, me: int, before: int, ns: int) -> int:
         for _ in range(1 if words[CROWDED] else _PAUSES):
             if load(words, bell) != before:
                 return RUNG
-            if words[CROWDED]:
-                sched_yield()
-            else:
-                pause()
+            pause()
+        sched_yield()  # who is to ring may wait for this very core
         now = monotonic_ns()
     outcome = LATE
     fetch_add(words, bell + ASLEEP, 1)
