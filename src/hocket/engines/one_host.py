@@ -95,6 +95,12 @@ def _post(comm: Comm, patience: Patience) -> post.Post:
     return made(map_together(comm, post.nbytes(comm.size), lambda block: made(block).lay_out()))
 
 
+def _both(letters: post.Post, patience: Patience) -> Callable[[], bool]:
+    """A rank that waits in a collective may have sent what others wait for, through memory or through the library."""
+    library = patience.help_along
+    return letters.move if library is None else lambda: letters.move() | library()
+
+
 class OneHost(Forwarding):
     """Collectives and messages through memory. What does not block is left to the library, which goes on by itself."""
 
@@ -102,18 +108,12 @@ class OneHost(Forwarding):
         super().__init__(comm)
         self._patience, self._library_takes, self._carrier = patience, library_takes, carrier
         self._post = _post(comm, patience) if carrier is None and comm.size <= post.MOST_RANKS else None
-        helpful = dataclasses.replace(patience, help_along=self._help_along) if self._post else patience
+        helpful = dataclasses.replace(patience, help_along=_both(self._post, patience)) if self._post else patience
 
         def made(block: Block) -> Commons:
             return Commons(block, comm.size, comm.rank, helpful)
 
         self._commons = made(map_together(comm, commons.nbytes(comm.size), lambda block: made(block).lay_out()))
-
-    def _help_along(self) -> bool:
-        """A rank that waits in a collective may have sent what others wait for."""
-        library = self._patience.help_along
-        assert self._post is not None
-        return self._post.move() | (library is not None and library())
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         self.isend(to, msg, tag).wait()

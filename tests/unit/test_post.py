@@ -1,0 +1,145 @@
+"""Messages through memory: whole, in order, never lost, whoever waits and however long they are."""
+
+from __future__ import annotations
+
+import gc
+import time
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import on_threads
+
+from hocket.core.comm import ANY, Comm, Rank
+from hocket.core.errors import DeadlineExceeded
+from hocket.core.message import Message
+from hocket.engines.commons import Patience
+from hocket.engines.one_host import OneHost, by_host
+from hocket.engines.post import MOST_RANKS, nbytes, ring_bytes
+
+RING = ring_bytes(3) // 4
+"""Floats that fill a ring of three ranks."""
+LENGTHS = st.sampled_from([0, 1, 7, 1000, RING - 20, RING, 3 * RING + 1])
+
+
+def joined(rank: Rank, deadline_s: float = 20.0, crowded: bool = False) -> Comm:
+    return OneHost(rank.comm, Patience(deadline_s, crowded), lambda x: False)
+
+
+def letter(sender: int, tag: int, number: int, length: int) -> Message:
+    return Message("letter", (sender, tag, number), (torch.arange(float(length)) + sender,))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    sent=st.lists(st.tuples(st.integers(0, 1), LENGTHS), min_size=1, max_size=6),
+    crowded=st.booleans(),
+    late=st.lists(st.sampled_from([0.0, 0.0005, 0.004]), min_size=3, max_size=3),
+)
+def test_messages_arrive_whole_and_in_the_order_of_their_tag(
+    sent: list[tuple[int, int]], crowded: bool, late: list[float]
+) -> None:
+    """All send everything to all before anybody receives; then those of the second tag are taken first."""
+
+    def main(rank: Rank) -> None:
+        comm, me = joined(rank, crowded=crowded), rank.comm.rank
+        others = [r for r in range(3) if r != me]
+        time.sleep(late[me])
+        for to, (number, (tag, length)) in product(others, enumerate(sent)):
+            comm.isend(to, letter(me, tag, number, length), tag)
+        for tag, source in product((1, 0), others):
+            for number, (_, length) in [(n, s) for n, s in enumerate(sent) if s[0] == tag]:
+                sender, found = comm.recv(source, tag)
+                assert sender == source and found.kind == "letter" and found.ints == (source, tag, number)
+                assert torch.equal(found.tensors[0], torch.arange(float(length)) + source)
+        with pytest.raises(TimeoutError):
+            comm.recv(ANY, 0, timeout=0)
+
+    on_threads(main, 3)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_no_wake_up_is_missed(crowded: bool) -> None:
+    """Two ranks that answer each other, with waits before and after the other has gone to sleep."""
+
+    def main(rank: Rank) -> int:
+        comm, other = joined(rank, deadline_s=5.0, crowded=crowded), 1 - rank.comm.rank
+        for number in range(1500):
+            if rank.comm.rank == number % 2:
+                comm.isend(other, Message("", (number,)))
+            else:
+                assert comm.recv(other)[1].ints == (number,)
+            if number % 300 == 0:
+                time.sleep(0.003)
+        return number
+
+    assert on_threads(main, 2) == [1499, 1499]
+
+
+def test_who_waits_in_a_collective_still_sends() -> None:
+    """Rank 1 comes to the barrier only after it has the whole of a message that is longer than a ring."""
+
+    def main(rank: Rank) -> float:
+        comm, total = joined(rank), 0.0
+        if rank.comm.rank == 0:
+            comm.isend(1, letter(0, 0, 0, 5 * RING))
+        elif rank.comm.rank == 1:
+            total = float(comm.recv(0)[1].tensors[0][-1])
+        comm.barrier()
+        return total
+
+    assert on_threads(main, 3)[1] == 5 * RING - 1
+
+
+def test_who_leaves_sends_the_rest_first() -> None:
+    def main(rank: Rank) -> int:
+        comm = joined(rank)
+        if rank.comm.rank == 1:
+            time.sleep(0.05)
+            return comm.recv(0)[1].tensors[0].numel()
+        comm.isend(1, letter(0, 0, 0, 5 * RING))
+        del comm
+        gc.collect()
+        return 0
+
+    assert on_threads(main, 2) == [0, 5 * RING]
+
+
+def test_a_send_is_over_when_the_message_has_left() -> None:
+    """Two ranks that each wait for that let the other's come in meanwhile."""
+
+    def main(rank: Rank) -> int:
+        comm, other = joined(rank), 1 - rank.comm.rank
+        comm.send(other, letter(rank.comm.rank, 0, 0, 4 * RING))
+        return comm.recv(other)[1].tensors[0].numel()
+
+    assert on_threads(main, 2) == [4 * RING] * 2
+
+
+def test_who_waits_in_vain_is_told_for_whom() -> None:
+    def main(rank: Rank) -> str:
+        comm = joined(rank, deadline_s=0.2)
+        text = ""
+        if rank.comm.rank == 0:
+            with pytest.raises(DeadlineExceeded) as caught:
+                comm.recv(2, tag=4)
+            text = str(caught.value)
+            with pytest.raises(DeadlineExceeded, match="send"):
+                comm.send(1, letter(0, 0, 0, 9 * RING))
+        rank.comm.barrier()
+        return text
+
+    told = on_threads(main, 3)[0]
+    assert "recv(source=2, tag=4)" in told and "rank 2" in told
+
+
+def test_more_ranks_than_rings_are_for_speak_through_the_library() -> None:
+    assert nbytes(MOST_RANKS) < 32 << 20 and ring_bytes(MOST_RANKS) >= 4096
+
+    def main(rank: Rank) -> bool:
+        comm = by_host(rank.comm, 20.0, lambda x: False, host=rank.comm.rank)  # a host each
+        return comm is rank.comm
+
+    assert all(on_threads(main, 2))
