@@ -74,6 +74,7 @@ def join(
         sys.excepthook = partial(_briefly, 0)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
+    rank.tell("joined", {}, b"")
     if unseen and abort is not None:
         sys.excepthook = partial(_briefly, rank.comm.rank)
     try:

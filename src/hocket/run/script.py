@@ -73,3 +73,4 @@ def run_script(rank: Rank, argument: dict[str, Any]) -> None:
     except SystemExit as ending:
         if ending.code not in (None, 0):
             raise
+    rank.tell("script-ended", {}, b"")
