@@ -89,6 +89,25 @@ def test_a_mistake_is_said_once_and_at_once(launcher: str, mistake: str, tmp_pat
     assert not launched or status == 1 or "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("engine", ["threads", "sim", "mpi", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_rank_that_never_comes_is_named_at_once(engine: str, tmp_path: Path) -> None:
+    words = [str(word).format(n=3, out=tmp_path / "run") for word in LAUNCHERS[engine]]
+    command = [*words, "--deadline", "600", str(HERE / "own_mistaken.py"), "never comes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    said = "rank 1 has come to the end of the script, and rank "  # whoever of the others came first
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["verdict"] == "crashed" and said in result["error"]
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_what_cannot_be_trained_is_refused_once_for_all_ranks(launcher: str) -> None:
+    words = [str(word).format(n=3) for word in LAUNCHERS[launcher]]
+    done = subprocess.run([*words, "-m", "hocket", "train", "nosuch"], capture_output=True, text=True, timeout=150)
+    assert done.returncode == (2 if launcher == "mpiexec" else 1)  # torchrun has but one
+    assert done.stderr.count("no task is called 'nosuch'") == 1
+
+
 def test_a_launch_leaves_a_record(tmp_path: Path) -> None:
     said = run("sim", 2, tmp_path / "run", "own_joined_once.py")
     assert f"record in {tmp_path / 'run'}" in said

@@ -17,6 +17,7 @@ from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun
 from hocket.core.errors import CommError, UserError, shown
 from hocket.core.frames import users_frames, why
+from hocket.core.speaking import await_turn
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
 from hocket.drivers.split_model import check_layout
@@ -30,22 +31,13 @@ from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
-TURN_S = 0.5
-"""How long a rank gives the one before it to speak, and to end all."""
-
-
-def _await_turn(number: int, error: BaseException) -> None:
-    """Ranks of a launcher that is not ours mostly fail alike, and the first that speaks ends the others. Let it be the
-    lowest, and not one that only tells of another's end. Nobody waits for a word, so nobody waits for ever."""
-    time.sleep(TURN_S * (min(number, 3) + 4 * isinstance(error, CommError)))
-
 
 def _briefly(number: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
     if not isinstance(error, (UserError, CommError)):
         sys.__excepthook__(kind, error, trace)
         return
-    _await_turn(number, error)
+    await_turn(number, error)
     if lines := users_frames("".join(traceback.format_tb(trace))):
         print(lines, file=sys.stderr)
     print(f"hocket: {error}", file=sys.stderr, flush=True)
@@ -94,7 +86,7 @@ def join(
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
         if abort is not None and rank.comm.size > 1:
-            _await_turn(rank.comm.rank, error)
+            await_turn(rank.comm.rank, error)
             print(f"hocket: {why(error, rank.comm.rank, rank.status.operation)}", file=sys.stderr, flush=True)
             time.sleep(0.2)  # let the launcher pass the message on before everything ends
             abort()

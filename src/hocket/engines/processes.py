@@ -21,6 +21,7 @@ from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import RankFailed, named
 from hocket.core.frames import why
+from hocket.core.speaking import await_turn
 from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.brakes import Brakes, hearing
@@ -70,6 +71,7 @@ def run_joined(
         try:
             results = gather_json(comm, main(rank))
         except BaseException as error:
+            await_turn(comm.rank, error)
             print(f"hocket: {why(error, comm.rank, status.operation)}", file=sys.stderr, flush=True)
             if link:
                 word = {"operation": status.operation, "reason": str(error), "traceback": ""}
