@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hocket.core.errors import RankFailed, UserError
 from hocket.core.status import Status
 from hocket.engines.catalogue import Listener, Program
 from hocket.measure.folder import RunFolder
+from hocket.measure.timeline import Event, Timeline
 from hocket.run.choice import best_engine, make_engine, named_engine
 from hocket.run.place import check_name, new_folder
 from hocket.run.resolve import WORKERS, check_numbers
@@ -28,6 +29,7 @@ class ScriptRecord(Listener):
         self._result: dict[str, Any] = {}
         self._joined: Counter[int] = Counter()
         self._ended: set[int] = set()
+        self._events: defaultdict[int, list[Event]] = defaultdict(list)
 
     def output(self, line: str) -> None:
         print(line, flush=True)
@@ -40,8 +42,11 @@ class ScriptRecord(Listener):
                 self._folder.model(blob)
             case "result":
                 self._result = data
+            case "events":
+                self._events[rank] += data["events"]
             case "joined":
                 self._joined[rank] += 1
+                self._events.pop(rank, None)  # the record is of the last block
             case "script-ended":
                 self._ended.add(rank)
 
@@ -61,6 +66,11 @@ class ScriptRecord(Listener):
         return None
 
     def close(self, verdict: str, error: str | None = None) -> None:
+        if self._events:
+            timeline = Timeline(self._result.get("workers", len(self._events)))
+            for rank, events in self._events.items():
+                timeline.add(rank, events)
+            self._folder.timeline(timeline.to_json())
         ending = {"verdict": verdict, "error": error} if error or not self._result else {}
         missing = self._folder.finish(self._known | self._result | {"out": str(self._folder.path)} | ending)
         if missing:
@@ -91,7 +101,7 @@ def launch(script: str, args: list[str], spec: RunSpec, *, module: bool, out: Pa
     known = {"task": short, "engine": name, "ranks": workers}
     record = ScriptRecord(RunFolder(out, spec.to_toml(), force=force), known)
     path, name = ("", script) if module else (str(Path(script).resolve()), "")
-    argument = {"script": path, "module": name, "args": args}
+    argument = {"script": path, "module": name, "args": args, "timeline": spec.timeline}
     own_main = sys.modules["__main__"]
     try:
         engine.run(Program("hocket.run.script:run_script", argument), workers, record)
