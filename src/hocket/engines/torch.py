@@ -107,7 +107,12 @@ def connect(deadline: float) -> Comm:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         backend = "cpu:gloo,cuda:nccl" if gpus >= local_ranks else "gloo"
         # Our own waits have the deadline; this limit is for the first meeting too, to which some may come late.
-        dist.init_process_group(backend, timeout=timedelta(seconds=start_limit(size, deadline)))
+        limit_s = start_limit(size, deadline)
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=limit_s))
+        except dist.DistStoreError:
+            peers = f"all {size} ranks (has one ended before it?)"
+            raise DeadlineExceeded(int(os.environ["RANK"]), "the first meeting", peers, limit_s) from None
         atexit.register(_destroy)
     comm = TorchComm(dist.group.WORLD, deadline)
     from hocket.engines.one_host import by_host  # Numba takes half a second to import
