@@ -17,7 +17,7 @@ def main(mistake: str) -> None:
         return
     model: nn.Module = nn.Linear(4, 3)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hocket.join(deadline=600) as team:
+    with hocket.join("nosuch" if mistake == "misnames" else "allreduce", deadline=600) as team:
         model, optimizer = team.prepare(model, optimizer)
         for step in range(6):
             if step == 4 and team.rank == 1:

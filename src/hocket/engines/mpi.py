@@ -187,10 +187,10 @@ def connect(deadline: float) -> Comm:
     return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 
-def abort() -> None:
+def abort(status: int) -> None:
     """End all ranks. MPICH would leave its files in /dev/shm behind."""
     remove_own_segments()
-    _mpi().COMM_WORLD.Abort(1)
+    _mpi().COMM_WORLD.Abort(status)
 
 
 YIELD_S, IDLE_YIELD_S, SLEEP_S = 0.002, 0.0001, 0.00005

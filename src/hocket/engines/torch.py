@@ -132,8 +132,8 @@ def _destroy() -> None:
     dist.destroy_process_group()
 
 
-def abort() -> None:
-    os._exit(1)
+def abort(status: int) -> None:
+    os._exit(status)
 
 
 AHEAD = 64
