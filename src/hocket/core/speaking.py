@@ -9,6 +9,8 @@ from hocket.core.errors import CommError, UserError
 
 TURN_S = 0.5
 """How long a rank gives the one before it to speak, and to end all."""
+PASS_ON_S = 0.2
+"""For the launcher to pass on what a rank has said before everything ends."""
 Abort = Callable[[int], None]
 """Ends all ranks, with an exit status."""
 

@@ -17,7 +17,7 @@ from hocket.core.comm import Rank
 from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank
 from hocket.core.errors import CommError, UserError, shown
 from hocket.core.frames import users_frames, why
-from hocket.core.speaking import Abort, await_turn, exit_status
+from hocket.core.speaking import PASS_ON_S, Abort, await_turn, exit_status
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
 from hocket.drivers.split_model import check_layout
@@ -30,9 +30,6 @@ from hocket.engines.threads import Threads, ThreadWorld
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
-
-PASS_ON_S = 0.2
-"""For the launcher to pass on what a rank has said before everything ends."""
 
 
 def _briefly(

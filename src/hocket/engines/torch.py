@@ -27,6 +27,7 @@ from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.first_meeting import never_met
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
@@ -111,8 +112,7 @@ def connect(deadline: float) -> Comm:
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=limit_s))
         except dist.DistStoreError:
-            peers = f"all {size} ranks (has one ended before it?)"
-            raise DeadlineExceeded(int(os.environ["RANK"]), "the first meeting", peers, limit_s) from None
+            raise never_met(int(os.environ["RANK"]), size, limit_s) from None
         atexit.register(_destroy)
     comm = TorchComm(dist.group.WORLD, deadline)
     from hocket.engines.one_host import by_host  # Numba takes half a second to import
