@@ -69,6 +69,7 @@ MISTAKES = {
     "leaves": (2, "rank 1 has left the block after 4 steps, and others have not"),
     "meets": (1, "rank 1 in barrier"),
     "sums": (2, "team.all_reduce takes a tensor or a number"),
+    "misnames": (2, "no strategy is called 'nosuch'"),
     "loads": (2, "own_mistaken.py is damaged, or no checkpoint of Hocket's"),
 }
 
@@ -82,11 +83,30 @@ def test_a_mistake_is_said_once_and_at_once(launcher: str, mistake: str, tmp_pat
     command = [*words, *(["--deadline", "600"] if launched else []), str(HERE / "own_mistaken.py"), mistake]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     status, line = MISTAKES[mistake]
-    assert done.returncode == (status if launched else 1)
+    assert done.returncode == (1 if launcher == "torchrun" else status)  # which has but one
     said = [one for one in done.stderr.splitlines() if line in one]
     assert len(said) == 1 and said[0].startswith("hocket: "), done.stderr
     assert mistake != "meets" or "in all_reduce of 16 float32" in said[0]
     assert not launched or status == 1 or "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["threads", "sim", "mpi", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_rank_that_never_comes_is_named_at_once(engine: str, tmp_path: Path) -> None:
+    words = [str(word).format(n=3, out=tmp_path / "run") for word in LAUNCHERS[engine]]
+    command = [*words, "--deadline", "600", str(HERE / "own_mistaken.py"), "never comes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    said = "rank 1 has come to the end of the script, and rank "  # whoever of the others came first
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["verdict"] == "crashed" and said in result["error"]
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_what_cannot_be_trained_is_refused_once_for_all_ranks(launcher: str) -> None:
+    words = [str(word).format(n=3) for word in LAUNCHERS[launcher]]
+    done = subprocess.run([*words, "-m", "hocket", "train", "nosuch"], capture_output=True, text=True, timeout=150)
+    assert done.returncode == (2 if launcher == "mpiexec" else 1)  # torchrun has but one
+    assert done.stderr.count("no task is called 'nosuch'") == 1
 
 
 def test_a_launch_leaves_a_record(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -231,3 +233,23 @@ def test_what_is_said_counts_more_than_an_optimizers_own_rate() -> None:
     given = resolve(RunSpec("digits", optimizer="lars", lr=3.0, momentum=0.0), tiny.task(lr=0.7, momentum=0.6), 24)
     assert (given.lr, given.momentum) == (3.0, 0.0)
     assert set(optim.RATES) == set(optim.OPTIMIZERS)
+
+
+FIRST_STEPS = """
+import sys, torch
+from hocket import optim
+from hocket.optim.schedules import Rates
+x = torch.zeros(4)
+step = optim.step_of(optim.make_flat({name!r}, x, torch.ones(4), 0.1, 0.0))
+rates = Rates("cosine-annealing", {name!r}, 0.1, 0.0, 4, None)
+before = "torch._dynamo" in sys.modules
+step()
+assert x.any() and rates.at(2)["lr"] < 0.1
+assert before == ("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_first_step_loads_nothing_that_would_count_as_computing(name: str) -> None:
+    """torch.compile takes seconds to import, and a fresh process has it only where a step needs it."""
+    subprocess.run([sys.executable, "-c", FIRST_STEPS.format(name=name)], check=True, timeout=120)

@@ -11,6 +11,7 @@ import pytest
 import tiny
 
 import hocket
+from hocket.app.cli import run
 from hocket.core.errors import UserError
 
 RING = "allreduce:algorithm=ring"
@@ -104,3 +105,36 @@ def test_a_timeline_changes_no_result_and_is_there_only_when_asked_for(tmp_path:
 def test_a_timeline_needs_a_folder() -> None:
     with pytest.raises(UserError, match="give one with out="):
         hocket.fit(tiny.task(), engine="sim", timeline=True, progress=False)
+
+
+LOOP = """
+import hocket, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with hocket.join({text!r}) as team:
+    model, optimizer = team.prepare(model, optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "sim"])
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("allreduce", {"all_reduce", "step"}), ("server:mode=async", {"send push", "recv model"})]
+)
+def test_a_loop_of_your_own_has_a_timeline_too(tmp_path: Path, engine: str, text: str, wanted: set[str]) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP.format(text=text))
+    words = ["launch", "--engine", engine, "-n", "3", "--timeline", "--out", str(tmp_path / "run"), str(script)]
+    assert run(words) == 0
+    events = json.loads((tmp_path / "run/timeline.json").read_text())["traceEvents"]
+    check(events)
+    assert wanted | {"gradient"} <= names(events)
+    workers = 2 if text.startswith("server") else 3
+    for rank in range(workers):
+        taken = [e["args"]["step"] for e in events if e["name"] == "gradient" and e["pid"] == rank]
+        assert taken == [1, 2, 3]
+    lanes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert lanes == {f"worker {rank}" for rank in range(workers)} | ({"server 0"} if workers == 2 else set())

@@ -16,7 +16,9 @@ import typer
 
 from hocket.app import pictures, splitting, studying, vectors
 from hocket.app.options import collected, pairs, takes_settings
+from hocket.core.environment import launched_rank
 from hocket.core.errors import RankFailed, UserError
+from hocket.core.speaking import await_turn
 from hocket.run.signals import Interrupts
 from hocket.version import __version__
 
@@ -61,6 +63,9 @@ def main() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status:
+        from hocket.engines.pmi import end_all
+
+        end_all(status)
         # Ranks that a failure left stuck, in the user's code or in MPI, must not keep the process alive.
         os._exit(status)
     sys.exit()
@@ -75,16 +80,9 @@ def run(args: list[str] | None = None) -> int:
             status: int = app(args, standalone_mode=False) or 0
             if not interrupts.number:
                 return status
-    except _USAGE_ERROR as error:
-        _say(error.format_message().replace("\n", " "))
-        return 2
-    except UserError as error:
-        if frames := getattr(error, "frames", ""):
-            print(frames, file=sys.stderr)
-        _say(str(error))
-        return 2
-    except RankFailed as failure:
-        return _tell(failure)
+    except (_USAGE_ERROR, UserError, RankFailed) as error:
+        await_turn(launched_rank(), error)
+        return _tell(error)
     except (KeyboardInterrupt, typer.Abort):
         pass
     except Exception:
@@ -94,11 +92,16 @@ def run(args: list[str] | None = None) -> int:
     return 128 + (interrupts.number or 2)
 
 
-def _tell(failure: RankFailed) -> int:
+def _tell(failure: Any) -> int:
     """The user's lines that led to a failure if there are any, else all; then ours."""
     from hocket.core.frames import users_frames
     from hocket.run.blame import NothingTrained
 
+    if not isinstance(failure, RankFailed):
+        if frames := getattr(failure, "frames", ""):
+            print(frames, file=sys.stderr)
+        _say(str(failure) if isinstance(failure, UserError) else failure.format_message().replace("\n", " "))
+        return 2
     if failure.reason.startswith("UserError: "):
         _say(failure.reason.removeprefix("UserError: "))
         return 2
@@ -203,7 +206,6 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint, in the same folder."""
     from hocket.app.summary import summary
-    from hocket.core.environment import launched_rank
     from hocket.run.resume import resume as resume_run
 
     with _display(as_json) as display:

@@ -136,6 +136,8 @@ class Rank:
     """None where ranks run at the same time, or in other processes."""
     together: Memory = own_memory
     """Gives all ranks of a process that ask for the same the same memory."""
+    draws: bool = False
+    """Whether a timeline is drawn of what a script does."""
 
 
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:

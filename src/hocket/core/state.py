@@ -113,7 +113,7 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
         case list() | tuple():
             items = [encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
             return {"tuple": items} if isinstance(value, tuple) else items
-    raise TypeError(f"{name}: a {type(value).__name__} cannot be saved without pickle")
+    raise TypeError(f"{name}: {type(value).__name__} cannot be saved without pickle")
 
 
 def decode(value: Any, tensors: Tensors) -> Any:

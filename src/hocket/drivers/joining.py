@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from hocket.core.comm import Rank
-from hocket.core.environment import inside_mpi, inside_torchrun
+from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank
 from hocket.core.errors import CommError, UserError, shown
 from hocket.core.frames import users_frames, why
+from hocket.core.speaking import PASS_ON_S, Abort, await_turn, exit_status
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
 from hocket.drivers.split_model import check_layout
@@ -30,25 +31,25 @@ from hocket.layouts.mesh import Layout, Mesh
 from hocket.strategies import Strategy
 from hocket.strategies import strategy as strategies
 
-TURN_S = 0.5
-"""How long a rank gives the one before it to speak, and to end all."""
 
-
-def _await_turn(number: int, error: BaseException) -> None:
-    """Ranks of a launcher that is not ours mostly fail alike, and the first that speaks ends the others. Let it be the
-    lowest, and not one that only tells of another's end. Nobody waits for a word, so nobody waits for ever."""
-    time.sleep(TURN_S * (min(number, 3) + 4 * isinstance(error, CommError)))
-
-
-def _briefly(number: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a mistake by the user's own lines and one of ours; anything else as Python does."""
+def _briefly(
+    number: int,
+    abort: Abort | None,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Show a mistake by the user's own lines and one of ours, and end all ranks; anything else as Python does."""
     if not isinstance(error, (UserError, CommError)):
         sys.__excepthook__(kind, error, trace)
         return
-    _await_turn(number, error)
+    await_turn(number, error)
     if lines := users_frames("".join(traceback.format_tb(trace))):
         print(lines, file=sys.stderr)
     print(f"hocket: {error}", file=sys.stderr, flush=True)
+    if abort is not None:
+        time.sleep(PASS_ON_S)
+        abort(exit_status(error))
 
 
 @contextmanager
@@ -71,11 +72,12 @@ def join(
     """
     unseen = sys.excepthook is sys.__excepthook__  # nobody else shows errors here
     if unseen:
-        sys.excepthook = partial(_briefly, 0)
+        sys.excepthook = partial(_briefly, launched_rank(), None)
     threads = torch.get_num_threads()
     rank, abort = _find_rank(deadline)
+    rank.tell("joined", {}, b"")
     if unseen and abort is not None:
-        sys.excepthook = partial(_briefly, rank.comm.rank)
+        sys.excepthook = partial(_briefly, rank.comm.rank, abort)
     try:
         team = _team(rank, strategy, compress, layout, seed)
     except UserError:  # on all ranks, who may go on with something else
@@ -93,12 +95,12 @@ def join(
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
         if abort is not None and rank.comm.size > 1:
-            _await_turn(rank.comm.rank, error)
+            await_turn(rank.comm.rank, error)
             print(f"hocket: {why(error, rank.comm.rank, rank.status.operation)}", file=sys.stderr, flush=True)
-            time.sleep(0.2)  # let the launcher pass the message on before everything ends
-            abort()
+            time.sleep(PASS_ON_S)
+            abort(exit_status(error))
             if isinstance(error, (UserError, CommError)):
-                raise SystemExit(2 if isinstance(error, UserError) else 1) from None  # all is said
+                raise SystemExit(exit_status(error)) from None  # all is said
         raise
     finally:
         torch.set_num_threads(threads)
@@ -135,7 +137,7 @@ def _workers(rank: Rank, chosen: Strategy) -> int:
     return workers
 
 
-def _find_rank(deadline: float) -> tuple[Rank, Callable[[], None] | None]:
+def _find_rank(deadline: float) -> tuple[Rank, Abort | None]:
     """This process's or thread's place, and how to end all ranks where nobody else would."""
     if (found := current.get()) is not None:
         return found, None

@@ -62,9 +62,15 @@ class Outcome:
         self._curve.append(point)
         self._rank.tell("point", point, b"")
 
+    def _tell_events(self, session: Session) -> None:
+        if events := session.trace.take():
+            self._rank.tell("events", {"events": events}, b"")
+
     def tell_of_server(self, session: Session, server: Server, began_s: float) -> None:
         """A server's report goes to worker 0."""
         seconds = self._rank.clock.now() - began_s
+        session.trace.origin_s = began_s
+        self._tell_events(session)
         packed = _json(server_report(session, server, seconds))
         with self._rank.clock.free():
             self._rank.comm.isend(0, Message("report", (), (packed,)), FRAME).wait()
@@ -76,6 +82,8 @@ class Outcome:
         with rank.clock.paused():
             for one in prepared:
                 one.session.comm.settle()
+                one.session.trace.origin_s = self._began_s
+                self._tell_events(one.session)
             mine = report(first.session, seconds) | self._own(prepared, before, loaders, seconds)
             self._reports = gather_json(everyone, mine)
             servers = self._of_servers()

@@ -116,10 +116,11 @@ def serve_rank(rank: Rank, plan: Plan, task: Task) -> dict[str, Any]:
     x, g = session.part_of(replica.x), session.part_of(replica.g)
     # Before all begin: torch may have a second's worth of modules to import for it
     optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
+    step = _step_of(optimizer, plan, g)
     session.begin(replica)
     clock = session.rank.clock
     began_s = session.trace.origin_s = clock.now()
-    server = session.serve(x, g, optimizer, _step_of(optimizer, plan, g))
+    server = session.serve(x, g, optimizer, step)
     session.rank.tell("events", {"events": session.trace.take()}, b"")
     return server_report(session, server, clock.now() - began_s)
 

@@ -49,6 +49,8 @@ class Prepared:
         self._clip: Callable[[], None] | None = None
         self.early: Early | None = None
         """Where a strategy sends parts of a gradient before the step."""
+        self._stepped_s = 0.0
+        """When the last step was over."""
 
     def begin(self) -> None:
         """Everyone gets rank 0's weights and its optimizer's state."""
@@ -108,8 +110,10 @@ class Prepared:
                     loss[0] = closure()
             if self.early is None:
                 session.rank.clock.charge(1.0)
+            self._draw_gradient()
             if not self._overflowed():
                 self._step()
+            self._stepped_s = session.rank.clock.now()
             return loss[0]
 
         def zero_grad(_: torch.optim.Optimizer, set_to_none: bool = True) -> None:
@@ -123,6 +127,13 @@ class Prepared:
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined] # see _overflowed
         self.watch.begin(self.model)
+        self._stepped_s = session.rank.clock.now()
+
+    def _draw_gradient(self) -> None:
+        """What the user's loop has done since the last step, for who draws a timeline."""
+        trace, now = self.session.trace, self.session.rank.clock.now()
+        if trace.fine:
+            trace.add("gradient", self._stepped_s, now, step=self.session.worker.step + 1)
 
     def _step(self) -> None:
         session, replica = self.session, self.replica

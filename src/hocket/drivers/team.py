@@ -151,7 +151,8 @@ class Team(Talk):
         if self._prepared:  # what one model's strategy says must not reach another's
             rank = dataclasses.replace(rank, comm=rank.comm.split(0))
         everyone = mesh.everyone if mesh else None
-        session = Session(rank, self._strategy, self.size, self._seed, device, None, self._compressor, everyone)
+        trace = Trace(fine=True) if rank.draws else None
+        session = Session(rank, self._strategy, self.size, self._seed, device, trace, self._compressor, everyone)
         if mesh is None:
             replica = Replica(model)
             return Prepared(session, replica, AllOfIt(replica), optimizer)

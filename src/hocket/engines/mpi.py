@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from hocket.core.comm import ANY, Comm, Deferred, Op, Request
-from hocket.core.environment import inside_mpi, inside_torchrun, launched_size
+from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank, launched_size
 from hocket.core.errors import CommError, DeadlineExceeded, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
@@ -28,11 +28,16 @@ from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+<<<<<<< HEAD
 from hocket.engines.guard import remove_own_segments, wake_in_time
+=======
+from hocket.engines.first_meeting import limited
+from hocket.engines.guard import remove_own_segments
+>>>>>>> helper-B
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
-from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment
+from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment, start_limit
 
 
 @engine("mpi")
@@ -183,15 +188,21 @@ def _mpi() -> Any:
 def connect(deadline: float) -> Comm:
     from hocket.engines.one_host import by_host  # Numba takes half a second to import
 
+<<<<<<< HEAD
     wake_in_time()
+=======
+    if size := launched_size():  # where Hocket started the ranks it looks at the clock itself
+        with limited(launched_rank(), size, start_limit(size, deadline)):
+            _mpi()
+>>>>>>> helper-B
     comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
     return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 
-def abort() -> None:
+def abort(status: int) -> None:
     """End all ranks. MPICH would leave its files in /dev/shm behind."""
     remove_own_segments()
-    _mpi().COMM_WORLD.Abort(1)
+    _mpi().COMM_WORLD.Abort(status)
 
 
 YIELD_S, IDLE_YIELD_S, SLEEP_S = 0.002, 0.0001, 0.00005

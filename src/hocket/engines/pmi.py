@@ -6,10 +6,22 @@ interface, puts a process between us and the ranks, and ends them in its own way
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import time
+
+from hocket.core.speaking import PASS_ON_S
 
 _LIMITS = "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024"
+
+
+def end_all(status: int) -> None:
+    """Let MPICH's mpiexec, if it started this process, end all ranks: it would not if one ends without MPI. Other
+    launchers do."""
+    if "MPI_LOCALRANKID" in os.environ and (fd := os.environ.get("PMI_FD")):  # Slurm has another protocol there
+        time.sleep(PASS_ON_S)
+        os.write(int(fd), f"cmd=abort exitcode={status}\n".encode())
 
 
 class Wireup:

