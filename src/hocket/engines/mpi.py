@@ -28,12 +28,8 @@ from hocket.core.worker import Need
 from hocket.engines.binding import Bind, check_binding, chosen_cores
 from hocket.engines.carrier import Carrier
 from hocket.engines.engine import DEADLINE_S, Engine, Listener, Main, Program, check_deadline, engine
-<<<<<<< HEAD
-from hocket.engines.guard import remove_own_segments, wake_in_time
-=======
 from hocket.engines.first_meeting import limited
-from hocket.engines.guard import remove_own_segments
->>>>>>> helper-B
+from hocket.engines.guard import remove_own_segments, wake_in_time
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
@@ -188,13 +184,10 @@ def _mpi() -> Any:
 def connect(deadline: float) -> Comm:
     from hocket.engines.one_host import by_host  # Numba takes half a second to import
 
-<<<<<<< HEAD
     wake_in_time()
-=======
     if size := launched_size():  # where Hocket started the ranks it looks at the clock itself
         with limited(launched_rank(), size, start_limit(size, deadline)):
             _mpi()
->>>>>>> helper-B
     comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
     return by_host(comm, deadline, lambda x: False, comm.help_along)
 
