@@ -60,9 +60,9 @@ def tail(g: Number, below: float) -> Number:
 
 def gap_aware(g: Number, gap: Number, step: Number) -> Number:
     """Gap-aware SGD (Barkai 2020): g / (gap / C + 1), where gap is |now - read| and C the usual step."""
-    steps = gap / step
-    steps += 1
-    return g / steps
+    gap /= step  # in place where it is a tensor, which is the caller's no more
+    gap += 1
+    return g / gap
 
 
 def usual_step(mean_square: Number, lr: float) -> Number:
@@ -128,7 +128,7 @@ class Staleness(State):
         if self._handling in ("gap", "gap-mean"):
             self.seen += 1
             self.largest_lr = max(self.largest_lr, lr)
-            square = g * g if self._handling == "gap" else (g * g).mean()
+            square = g * g if self._handling == "gap" else torch.dot(g, g) / g.numel()
             self.mean_square.copy_(nearer(self.mean_square, square, newest_share(self.seen)))
 
     def attempt(self, g: Tensor, tau: int, now: Tensor, read: Tensor | None) -> Tensor:

@@ -29,7 +29,7 @@ class Views(State):
         Of their movement since its last read, as much is expected to go on as the momentum of all carries.
         """
         now = x.clone()
-        view = now + self._ahead * (now - self.true[worker]) if self._ahead else now
+        view = self.true[worker].lerp(now, 1 + self._ahead) if self._ahead else now
         if self._pipeline:
             self.before[worker] = self.newest[worker]
         self.true[worker], self.newest[worker] = now, view

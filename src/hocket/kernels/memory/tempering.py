@@ -32,7 +32,7 @@ _inverse, _max1 = kernel(rules.inverse), kernel(rules.max1)
 _exponential, _tail = kernel(rules.exponential), kernel(rules.tail)
 _newest_share, _nearer = kernel(rules.newest_share), kernel(rules.nearer)
 # Loops over these are vectorised: their numbers are single, as the parameters are, and no division is checked.
-gap_aware = kernel(rules.gap_aware, fastmath={"contract"}, locals={"steps": float32}, error_model="numpy")
+gap_aware = kernel(rules.gap_aware, fastmath={"contract"}, locals={"gap": float32}, error_model="numpy")
 usual_step_of = kernel(rules.usual_step, fastmath={"contract"})
 delay_compensated = kernel(rules.delay_compensated, fastmath={"contract"}, locals={"strength": float32})
 
