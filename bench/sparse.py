@@ -69,13 +69,14 @@ class Bench:
 
         epoch_begins = Barrier(workers, action=begin_epoch)
 
-        def run(worker: KernelWorker) -> None:
+        def run(index: int, worker: KernelWorker) -> None:
+            seat = vector.seen_by(index)
             for epoch in range(self.task.epochs):
                 epoch_begins.wait()
-                worker.run_epoch(vector, order, self.task.lr * self.task.lr_decay**epoch)
-                ended[worker.index, epoch] = time.perf_counter()
+                worker.run_epoch(seat, order, self.task.lr * self.task.lr_decay**epoch)
+                ended[index, epoch] = time.perf_counter()
 
-        threads = [Thread(target=run, args=(worker,)) for worker in crew]
+        threads = [Thread(target=run, args=each) for each in enumerate(crew)]
         for thread in threads:
             thread.start()
         for thread in threads:
