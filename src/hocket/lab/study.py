@@ -90,7 +90,8 @@ def _run_one(cell: Cell, seed: int, out: Path, display: Display) -> str:
     try:
         spec = _wanted(cell, seed)
         cores = len(allowed_cores())
-        if cell.within_cores and (spec.workers or 1) > cores:
+        threads = strategy.make(spec.strategy).threads if spec.strategy else 1
+        if cell.within_cores and (spec.workers or 1) * threads > cores:
             return f"this machine has {cores} cores, and real workers are not more than that"
         training = prepare(spec)
     except UserError as error:

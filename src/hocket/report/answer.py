@@ -111,7 +111,8 @@ def _figure(
 ) -> Figure:
     lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        lines[row["way"]].append(row)
+        if row[measure]:  # the library does not say how many messages it sends
+            lines[row["way"]].append(row)
     series = []
     for way, entries in lines.items():
         entries = sorted(entries, key=lambda row: row[against])

@@ -19,6 +19,8 @@ _BARS = 40
 _COMMANDS = 12
 _WIDE = 5
 """Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
+_ROUNDING = 1e-5
+"""Replicas that are no further apart differ in the order of their sums alone."""
 
 
 Where = Callable[[Record, dict[str, float]], float | None]
@@ -155,8 +157,8 @@ def _never(group: Group) -> str:
 
 
 def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
-    """Samples a second over those of the best run on one worker."""
-    alone = [speed for group in groups if group.first["workers"] == 1 for speed in group.values("samples_per_s")]
+    """Samples a second over those of the best run on one core."""
+    alone = [speed for group in groups if group.first.cores == 1 for speed in group.values("samples_per_s")]
     by_strategy: dict[str, list[Group]] = defaultdict(list)
     naming = Naming.of([group.first for group in groups])
     for group in groups:
@@ -177,7 +179,7 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
         )
     most = max(x for one in series for x in one.x)
     series.append(Series("ideal", [1, most], [1.0, float(most)], style="dashed", ideal=True))
-    says = f"Samples a second of all workers over {base:,.0f}, the best run on one worker."
+    says = f"Samples a second of all workers over {base:,.0f}, the best run on one core."
     return Figure(
         f"speedup-{clock.split()[0]}",
         "Speedup",
@@ -250,7 +252,7 @@ def _stalest(series: Sequence[Series]) -> list[str]:
 
 def consensus(groups: Sequence[Group]) -> Figure | None:
     apart = [(group, group.values("consensus_distance")) for group in groups]
-    apart = [(group, values) for group, values in apart if values and max(values) > 0][:_BARS]
+    apart = [(group, values) for group, values in apart if values and max(values) > _ROUNDING][:_BARS]
     if not apart:
         return None
     found = [spread(values) for _, values in apart]

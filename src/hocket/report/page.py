@@ -52,7 +52,10 @@ def page_data(
         words += verdict(groups, clock)
         sections.append(_section(task, groups, clock, story.figures))
     if story.extra:
-        sections.append(_plain("How it works", figures=[figure.to_json() for figure in story.extra]))
+        names = dict.fromkeys(series.name for figure in story.extra for series in figure.series)
+        colours = {name: number for number, name in enumerate(names)}
+        figures = [figure.to_json() for figure in story.extra]
+        sections.append(_plain("How it works", figures=figures, colours=colours))
     if problems or story.notes:
         sections.append(_plain("Left out", notes=[*story.notes, *problems]))
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")

@@ -37,7 +37,7 @@ def save(figure: Figure, path: Path) -> None:
 def draw(figure: Figure) -> Any:
     """A matplotlib figure."""
     try:
-        from matplotlib.figure import Figure as Canvas
+        from hocket.report.canvas import Canvas
     except ImportError:
         raise UserError("figures as files need matplotlib; install it with: pip install 'hocket[report]'") from None
     if figure.begins:
