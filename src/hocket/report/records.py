@@ -61,8 +61,8 @@ class Record:
     @property
     def cores(self) -> int | None:
         """What its workers compute on, if each has its own."""
-        inside = _THREADS.search(str(self["strategy"]))
-        return self["workers"] and self["workers"] * (int(inside[1]) if inside else 1)
+        inside, workers = _THREADS.search(str(self["strategy"])), self["workers"]
+        return workers * int(inside[1] if inside else 1) if isinstance(workers, int) else None
 
     @property
     def best(self) -> Callable[..., Any]:

@@ -42,6 +42,7 @@ def draw(figure: Figure) -> Any:
         raise UserError("figures as files need matplotlib; install it with: pip install 'hocket[report]'") from None
     if figure.begins:
         figure = dataclasses.replace(figure, series=[one for one in figure.series if one.name in figure.begins])
+    figure = _without_formulas(figure)
     rows = len({x for series in figure.series for x in series.x}) if figure.kind in ("bars", "stacks") else 0
     canvas = Canvas(figsize=(7.2, max(4.4, 1.2 + 0.22 * rows)), layout="constrained")
     axes = canvas.add_subplot()
@@ -56,6 +57,21 @@ def draw(figure: Figure) -> Any:
         elif len(figure.series) > 1 and not _is_scatter(figure):
             axes.legend(fontsize=8, frameon=False)
     return canvas
+
+
+def _without_formulas(figure: Figure) -> Figure:
+    """Matplotlib takes text between dollars for a formula, and users' names are none."""
+
+    def plain(text: Any) -> Any:
+        return text.replace("$", r"\$") if isinstance(text, str) else text
+
+    return dataclasses.replace(
+        figure,
+        title=plain(figure.title),
+        x=dataclasses.replace(figure.x, label=plain(figure.x.label)),
+        y=dataclasses.replace(figure.y, label=plain(figure.y.label)),
+        series=[dataclasses.replace(one, name=plain(one.name), x=[*map(plain, one.x)]) for one in figure.series],
+    )
 
 
 def _is_scatter(figure: Figure) -> bool:
