@@ -55,7 +55,8 @@ def draw(figure: Figure) -> Any:
             canvas.set_figwidth(9.6)
             canvas.legend(loc="outside right upper", fontsize=7, frameon=False)
         elif len(figure.series) > 1 and not _is_scatter(figure):
-            axes.legend(fontsize=8, frameon=False)
+            columns = 3 if max(len(one.name) for one in figure.series) < 24 else 2
+            canvas.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return canvas
 
 
@@ -86,23 +87,30 @@ def _label(axes: Axes, figure: Figure) -> None:
 
 
 def _scale(axes: Axes, figure: Figure) -> None:
-    _one_scale(figure.x, axes.set_xscale, axes.xaxis)
+    _one_scale(figure.x, axes.set_xscale, axes.xaxis, [x for one in figure.series for x in one.x])
     if figure.x.values:
         values = sorted({x for series in figure.series for x in series.x})
         axes.set_xticks(values, [f"{value:g}" for value in values], minor=False)
         axes.xaxis.minorticks_off()
-    _one_scale(figure.y, axes.set_yscale, axes.yaxis)
+    _one_scale(
+        figure.y, axes.set_yscale, axes.yaxis, [y for one in figure.series for y in [*one.y, *one.low, *one.high]]
+    )
     if figure.y.zero and figure.y.scale == "linear":
         axes.set_ylim(bottom=0)
 
 
-def _one_scale(axis: Axis, set_scale: Any, ticks: Any) -> None:
+def _one_scale(axis: Axis, set_scale: Any, ticks: Any, values: list[Any]) -> None:
+    """The shorter a log axis, the more of its values are named."""
     if axis.scale == "log":
-        from matplotlib.ticker import LogLocator
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
         set_scale("log")
-        ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        shown = [value for value in values if value is not None and value > 0]
+        times = max(shown) / min(shown) if shown else 1.0
+        few = (1, 2, 5) if times > 20 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        ticks.set_major_locator(LogLocator(subs=few) if times > 2 else MaxNLocator(5))
         ticks.set_major_formatter(lambda value, _: f"{value:g}")
+        ticks.set_minor_formatter(NullFormatter())
 
 
 def _colour(series: Series, number: int) -> str:
