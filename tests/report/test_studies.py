@@ -164,6 +164,8 @@ def test_a_report_of_a_study_is_the_studys_own(tmp_path: Path, capsys: pytest.Ca
     again = told(tmp_path / "again.html")
     assert (again["title"], again["verdict"], shown(again)) == (page["title"], page["verdict"], shown(page))
     assert live.seen(out)["verdict"] == page["verdict"]
+    lab.write_down(out, read(path, True), over=False)
+    assert "This study of 5 runs is not over; its command goes on." in live.seen(out)["sections"][-1]["notes"]
     for damage in ("{", '{"study": "mine"}', '{"figures": [{"title": 3}]}', "[]"):
         (out / "study.json").write_text(damage)
         capsys.readouterr()

@@ -117,13 +117,15 @@ def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
     ends = [group.first["curve"][-1]["seconds"] for group in groups if group.first["curve"]]
     wide = ends and max(ends) > _WIDE * min(ends) > 0  # the quick ones would be a line at the left edge
     time, count = Axis(f"{clock}, s", "log" if wide else "linear"), Axis("samples of all workers together")
-    against, kind = f"Test {first['metric']} against", clock.split()[0]
+    judged, lost, kind = f"Test {first['metric']} against", "Training loss against", clock.split()[0]
     loss, sent = Axis("training loss", "log"), Axis("sent by all ranks, MB", "log")
     found = [
-        curves(groups, f"metric-time-{kind}", f"{against} time", time, seconds, metric, "metric"),
-        curves(groups, f"loss-time-{kind}", "Training loss against time", time, seconds, loss, "train_loss"),
-        curves(groups, f"metric-samples-{kind}", f"{against} samples", count, samples, metric, "metric"),
-        curves(groups, f"metric-bytes-{kind}", f"{against} bytes sent", sent, megabytes, metric, "metric"),
+        curves(groups, f"metric-time-{kind}", f"{judged} time", time, seconds, metric, "metric"),
+        curves(groups, f"loss-time-{kind}", f"{lost} time", time, seconds, loss, "train_loss"),
+        curves(groups, f"metric-samples-{kind}", f"{judged} samples", count, samples, metric, "metric"),
+        curves(groups, f"loss-samples-{kind}", f"{lost} samples", count, samples, loss, "train_loss"),
+        curves(groups, f"metric-bytes-{kind}", f"{judged} bytes sent", sent, megabytes, metric, "metric"),
+        curves(groups, f"loss-bytes-{kind}", f"{lost} bytes sent", sent, megabytes, loss, "train_loss"),
     ]
     return [figure for figure in found if figure]
 
