@@ -34,8 +34,8 @@
   const colour = (i) => `var(--c${i % COLOURS})`;
   const dashes = { solid: "", dashed: "7 4", dotted: "2 4" };
   // One setting has one colour all over a section; where there are more than colours, lines are dashed.
-  const coloured = (figure, colours) => figure.series.map((s, k) => {
-    const i = colours[s.name] ?? k, round = Math.floor(i / COLOURS);
+  const coloured = (figure, colours) => figure.series.map((s) => {
+    const i = colours[s.name] ?? figure.series.indexOf(s), round = Math.floor(i / COLOURS);
     return { ...s, i, style: s.style !== "solid" || !round ? s.style : round === 1 ? "dashed" : "dotted" };
   });
 
@@ -241,7 +241,7 @@
       const share = high > low ? (c.value - low) / (high - low) : 1, failed = c.value === null;
       const box = { x: x.at(c.x) - x.step / 2 + 1, y: y.at(c.y) + y.step / 2 + 1, width: x.step - 2, height: -y.step - 2 };
       const cell = make(svg, "rect", { ...box, fill: failed ? "var(--bad-ground)" : "var(--c0)", opacity: failed ? 1 : 0.12 + 0.78 * share });
-      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : share > 0.5 ? "over" : "" }, failed ? "✕ " + c.text : c.text);
+      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : share > 0.65 ? "over" : "" }, failed ? "✕ " + c.text : c.text);
       cell.addEventListener("pointermove", (event) => showTip(event, [`${figure.x.label} ${c.x}, ${figure.y.label} ${c.y}`, c.tip || c.text]));
       cell.addEventListener("pointerleave", hideTip);
     }
