@@ -95,8 +95,6 @@ def _scale(axes: Axes, figure: Figure) -> None:
     _one_scale(
         figure.y, axes.set_yscale, axes.yaxis, [y for one in figure.series for y in [*one.y, *one.low, *one.high]]
     )
-    if figure.y.zero and figure.y.scale == "linear":
-        axes.set_ylim(bottom=0)
 
 
 def _one_scale(axis: Axis, set_scale: Any, ticks: Any, values: list[Any]) -> None:
@@ -134,6 +132,8 @@ def _lines(axes: Axes, figure: Figure) -> None:
             axes.fill_between(
                 _numbers(series.x), _numbers(series.low), _numbers(series.high), color=colour, alpha=0.15, lw=0
             )
+    if figure.y.zero and figure.y.scale == "linear":
+        axes.set_ylim(bottom=0)
     if _is_scatter(figure):
         _name_points(axes, figure)
     _label(axes, figure)
@@ -201,11 +201,15 @@ def _heat(axes: Axes, figure: Figure) -> None:
     columns = list(dict.fromkeys(cell["x"] for cell in figure.cells))
     rows = list(dict.fromkeys(cell["y"] for cell in figure.cells))
     values = [[float("nan")] * len(columns) for _ in rows]
+    good = [cell["value"] for cell in figure.cells if cell["value"] is not None]
+    dark = min(good, default=0.0) + 0.7 * (max(good, default=0.0) - min(good, default=0.0))
     for cell in figure.cells:
         row, column = rows.index(cell["y"]), columns.index(cell["x"])
         values[row][column] = float("nan") if cell["value"] is None else cell["value"]
-        text = cell["text"] if cell["value"] is not None else f"✕ {cell['text']}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8)
+        failed = cell["value"] is None
+        colour = "#b3261e" if failed else "white" if cell["value"] > dark else "black"
+        text = f"✕ {cell['text']}" if failed else cell["text"]
+        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     axes.imshow(values, cmap="Blues", origin="lower", aspect="auto", alpha=0.8)
     axes.set_xticks(range(len(columns)), [str(c) for c in columns])
     axes.set_yticks(range(len(rows)), [f"{r:g}" if isinstance(r, float) else str(r) for r in rows])
