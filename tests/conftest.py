@@ -25,9 +25,23 @@ LONG = {
 """Files that together take as long as many others."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="every combination and every repetition: hours")
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether a test should repeat what it does as often as if time did not matter."""
+    return bool(request.config.getoption("--thorough"))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts many processes takes minutes on 2 cores: `make test-slow` runs it, and so does CI."""
+    if not config.getoption("--thorough"):
+        beyond = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     for item in items:
         values = getattr(getattr(item, "callspec", None), "params", {})
         crowd = values.get("name") in ("mpi", "torch") and values.get("size", 0) > 3
