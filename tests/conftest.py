@@ -26,7 +26,7 @@ LONG = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="every combination and every repetition: hours")
+    parser.addoption("--thorough", action="store_true", help="every combination and every repetition")
 
 
 @pytest.fixture

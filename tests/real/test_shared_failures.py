@@ -122,7 +122,7 @@ def test_ctrl_c_ends_compiled_workers_inside_a_long_epoch(tmp_path: Path, worker
     file.write_text(LONG)
     took, record = interrupted(
         folder, f"{file}:task", "--strategy", "hogwild", "--workers", str(workers),
-        after=3.0, until=(folder / "spec.toml").exists,
+        after=6.0, until=(folder / "spec.toml").exists,
     )  # fmt: skip
     assert took < 30
     assert record["verdict"] == "interrupted" and record["steps"] > 0, "what was done until then counts"
