@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from covering import covering, first
-from test_saved_runs import MADE, TEXTS, same, task, usable
+from test_saved_runs import MADE, NAMES, TEXTS, same, task, usable
 
 import hocket
 from hocket.compress import compressor
@@ -19,7 +19,6 @@ from hocket.strategies import strategy
 
 EARLY = [text for text in TEXTS if strategy.make(text).sends_early]
 SENDING = [text for text in TEXTS if strategy.make(text).sends and text not in EARLY]
-NAMES = [text for text in TEXTS if text in strategy]
 SILENT = [text for text in TEXTS if text not in (*SENDING, *EARLY)]
 SCHEMES = [name for name in compressor if name != "none"] + ["topk:0.1+qsgd:bits=2", "randomk:0.2,feedback=on"]
 FEW = ["int8", "topk:0.1+qsgd:bits=4", "powersgd:rank=1", "dgc"]

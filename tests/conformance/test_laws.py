@@ -44,7 +44,7 @@ every_engine_and_size = pytest.mark.parametrize(
     ("name", "size"),
     [pytest.param(e, s, marks=THOROUGH if s == 8 and e in PROCESSES else ()) for e in ENGINES for s in SIZES],
     ids=lambda v: str(v),
-    scope="module",  # all the laws of one start of the ranks in a row: workers of xdist then rarely start the same
+    scope="module",  # all laws of one start of the ranks in a row: workers of xdist then rarely start the same
 )
 
 
