@@ -18,7 +18,7 @@ from covering import THOROUGH
 import hocket
 from hocket.drivers import checkpoint
 
-EPOCHS = 30
+EPOCHS = 16
 
 
 @cache
@@ -103,7 +103,9 @@ MOMENTS = ["writing", "anywhere", "training"]
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("text", "moments"), [("allreduce", MOMENTS), ("server:mode=sync", ["writing", "training"])])
+@pytest.mark.parametrize(
+    ("text", "moments"), [("allreduce", ["writing", "anywhere"]), ("server:mode=sync", ["training", "writing"])]
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(tmp_path: Path, text: str, moments: list[str]) -> None:
     survive(tmp_path, text, list(moments), seed=1)
 
@@ -118,10 +120,10 @@ def test_many_kills(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "task", "text"),
     [
-        ("threads", "busy", "hogwild"),
-        ("torch", "slow", "server:mode=async"),
-        pytest.param("mpi", "slow", "hogwild", marks=THOROUGH),
-        pytest.param("threads", "slow", "server:mode=async", marks=THOROUGH),
+        ("mpi", "slow", "hogwild"),
+        ("threads", "slow", "server:mode=async"),
+        pytest.param("threads", "busy", "hogwild", marks=THOROUGH),
+        pytest.param("torch", "slow", "server:mode=async", marks=THOROUGH),
     ],
 )
 def test_no_sample_is_lost_or_trained_on_twice(tmp_path: Path, engine: str, task: str, text: str) -> None:
