@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -135,7 +136,7 @@ class Server:
 
 def parts(vector: Tensor, servers: int) -> Sequence[Tensor]:
     """How a vector is shared out between servers."""
-    return vector.tensor_split(servers)
+    return vector.tensor_split(servers) if servers > 1 else (vector,)
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer, momentum_elsewhere: bool = False) -> Tensor:
@@ -146,8 +147,13 @@ def hyperparameters(optimizer: torch.optim.Optimizer, momentum_elsewhere: bool =
     groups, names = optimizer.param_groups, sorted(optimizer.defaults)  # schedulers put more into a group
     if momentum_elsewhere:
         groups = [_without_momentum(group) for group in groups]
-    found = [number for group in groups for name in names for number in _numbers(group[name])]
-    return torch.tensor(found, dtype=torch.float64)
+    return _as_tensor(tuple(number for group in groups for name in names for number in _numbers(group[name])))
+
+
+@lru_cache(maxsize=16)  # all workers ask at every step, and mostly for the same
+def _as_tensor(numbers: tuple[float, ...]) -> Tensor:
+    """To be sent, and not to be changed."""
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _without_momentum(group: dict[str, Any]) -> dict[str, Any]:
@@ -171,10 +177,12 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, values: Tensor) -> Non
 
 def _numbers(value: Any) -> list[float]:
     """The numbers in one setting of an optimizer: none where it is a switch."""
+    if value is None or isinstance(value, bool):
+        return []
+    if isinstance(value, (float, int)):
+        return [float(value)]
     if isinstance(value, tuple):
         return [float(v) for v in value if isinstance(v, (int, float))]
-    if isinstance(value, (float, int)) and not isinstance(value, bool):
-        return [float(value)]
     if isinstance(value, Tensor) and value.numel() == 1:
         return [float(value)]
     return []
