@@ -187,6 +187,6 @@ def _in_words(error: Exception) -> str:
         return "the model's way depends on its data (an if on a tensor, or .item())"
     if "in-place" in text or "inplace" in text:
         return "the model changes a tensor of its own in place"
-    if found := re.match(r"aten::(\w+) hit the vmap fallback", text):
+    if found := re.match(r"(?:Batching rule not implemented for |vmap: we do not yet support )?aten::(\w+)", text):
         return f"PyTorch has no batched form of {found[1].strip('_')}"
     return f"the model cannot be batched ({shown(text.strip().partition(chr(10))[0])})"
