@@ -77,8 +77,9 @@ def newest_share(seen: int) -> float:
 
 
 def nearer(mean: Number, value: Number, share: float) -> Number:
-    """A running mean with one value more."""
-    return mean + share * (value - mean)
+    """A running mean with one value more; in place where it is a tensor."""
+    mean += share * (value - mean)
+    return mean
 
 
 def delay_compensated(g: Number, now: Number, read: Number) -> Number:
@@ -129,7 +130,7 @@ class Staleness(State):
             self.seen += 1
             self.largest_lr = max(self.largest_lr, lr)
             square = g * g if self._handling == "gap" else torch.dot(g, g) / g.numel()
-            self.mean_square.copy_(nearer(self.mean_square, square, newest_share(self.seen)))
+            nearer(self.mean_square, square, newest_share(self.seen))
 
     def attempt(self, g: Tensor, tau: int, now: Tensor, read: Tensor | None) -> Tensor:
         """The gradient to apply in place of `g`, in an update that may still fail and is not counted."""
