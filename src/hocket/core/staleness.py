@@ -99,7 +99,7 @@ class Staleness(State):
     histogram: Counter[int]
     seen: int
     """Gradients."""
-    mean_square: Tensor
+    mean_square: Tensor | float
     """Of gradients: each parameter's, or one for all."""
     largest_lr: float
 
@@ -107,7 +107,7 @@ class Staleness(State):
         super().__init__(
             histogram=Counter() if histogram is None else histogram,
             seen=0,
-            mean_square=torch.zeros_like(x) if needs_the_squares(handling) else x.new_zeros(()),
+            mean_square=torch.zeros_like(x) if needs_the_squares(handling) else 0.0,
             largest_lr=0.0,
         )
         self._handling, self._workers = handling, workers
@@ -128,8 +128,8 @@ class Staleness(State):
         if self._handling in ("gap", "gap-mean"):
             self.seen += 1
             self.largest_lr = max(self.largest_lr, lr)
-            square = g * g if self._handling == "gap" else torch.dot(g, g) / g.numel()
-            self.mean_square.copy_(nearer(self.mean_square, square, newest_share(self.seen)))
+            square = g * g if self._handling == "gap" else float(torch.dot(g, g)) / g.numel()
+            self.mean_square = nearer(self.mean_square, square, newest_share(self.seen))
 
     def attempt(self, g: Tensor, tau: int, now: Tensor, read: Tensor | None) -> Tensor:
         """The gradient to apply in place of `g`, in an update that may still fail and is not counted."""

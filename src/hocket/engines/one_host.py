@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from hocket.engines.commons import Commons, Patience
 from hocket.engines.host import give_back, on_host
 from hocket.engines.mapped import map_together
 from hocket.kernels.memory import futex
-from hocket.kernels.memory.block import Block
+from hocket.kernels.memory.block import Block, place, room
 
 _SUMMED = frozenset({
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -39,7 +38,7 @@ Takes = Callable[[Tensor], bool]
 def this_host() -> int:
     """A number that ranks have in common if they can map each other's memory."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    memory = os.stat("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()).st_dev
+    memory = os.stat(place()).st_dev
     text = f"{boot.read_text() if boot.exists() else ''}/{socket.gethostname()}/{memory}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
@@ -92,7 +91,7 @@ def _post(comm: Comm, patience: Patience) -> post.Post:
     def made(block: Block) -> post.Post:
         return post.Post(block, comm.size, comm.rank, patience)
 
-    return made(map_together(comm, post.nbytes(comm.size), lambda block: made(block).lay_out()))
+    return made(map_together(comm, post.nbytes(comm.size, room()), lambda block: made(block).lay_out()))
 
 
 def _both(letters: post.Post, patience: Patience) -> Callable[[], bool]:
@@ -113,7 +112,7 @@ class OneHost(Forwarding):
         def made(block: Block) -> Commons:
             return Commons(block, comm.size, comm.rank, helpful)
 
-        self._commons = made(map_together(comm, commons.nbytes(comm.size), lambda block: made(block).lay_out()))
+        self._commons = made(map_together(comm, commons.nbytes(comm.size, room()), lambda block: made(block).lay_out()))
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         self.isend(to, msg, tag).wait()

@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core.comm import ANY, Deferred, Request
-from hocket.core.errors import DeadlineExceeded
+from hocket.core.comm import ANY, Deferred, Request, receiving, sender
+from hocket.core.errors import DeadlineExceeded, NothingCame
 from hocket.core.message import Message
 from hocket.engines.commons import BUSY_NS, FIRST_NS, LAST_NS, Patience
 from hocket.kernels.jit import one_compiles
@@ -23,7 +23,7 @@ from hocket.kernels.memory.block import Block
 
 MOST_RANKS = 64
 """Among more, the rings would be too short: their number grows as the square."""
-_RINGS_BYTES, _LONGEST_RING = 24 << 20, 1 << 20
+_RINGS_BYTES, _LONGEST_RING, _PAGE = 24 << 20, 1 << 20, 4096
 _SPIN_S, _CROWDED_S = 2e-3, 2e-5
 """How long a rank that waits keeps its core busy before it sleeps, and where others want that core."""
 
@@ -32,14 +32,14 @@ Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 
-def ring_bytes(size: int) -> int:
+def ring_bytes(size: int, room: int = _RINGS_BYTES) -> int:
     """Of each ring among so many ranks. A message may be longer: it then goes in pieces."""
-    return min(_RINGS_BYTES // kernels.rings_for(size), _LONGEST_RING) // 4096 * 4096
+    return max(min(min(room, _RINGS_BYTES) // kernels.rings_for(size), _LONGEST_RING) // _PAGE, 1) * _PAGE
 
 
-def nbytes(size: int) -> int:
-    """Of the block that so many ranks need."""
-    return 8 * _words(size) + kernels.rings_for(size) * ring_bytes(size)
+def nbytes(size: int, room: int = _RINGS_BYTES) -> int:
+    """Of the block that so many ranks need, where there is so much room for it."""
+    return 8 * _words(size) + kernels.rings_for(size) * ring_bytes(size, room)
 
 
 def _words(size: int) -> int:
@@ -73,14 +73,16 @@ class _Outbox:
         self._written = [0] * size
         """Of the first that waits: so many bytes are in the ring."""
         self._left = [0] * size
-        """How many frames and messages have wholly left."""
+        """How many pieces have wholly left."""
 
-    def add(self, to: int, block: Bytes, tag: int) -> Callable[[], bool]:
-        """What is returned tells whether it has left."""
+    def add(self, to: int, pieces: list[Bytes]) -> Callable[[], bool]:
+        """What is returned tells whether they have left. They may be changed now: what has to wait is copied."""
         waiting = self._waiting.setdefault(to, deque())
-        number = self._left[to] + len(waiting) + 2
-        waiting += _frame(len(block), tag), block
+        number = self._left[to] + len(waiting) + len(pieces)
+        waiting += pieces
         self._push(to)
+        for i in range(max(len(waiting) - len(pieces), 0), len(waiting)):
+            waiting[i] = waiting[i].copy()
         return lambda: self._left[to] >= number
 
     def push(self) -> bool:
@@ -125,10 +127,8 @@ class Post:
     def __init__(self, block: Block, size: int, rank: int, patience: Patience) -> None:
         self._block, self._size, self._rank, self._patience = block, size, rank, patience
         self._control: Words = np.frombuffer(block.memory, np.int64, _words(size))
-        flat: Bytes = np.frombuffer(
-            block.memory, np.uint8, kernels.rings_for(size) * ring_bytes(size), 8 * _words(size)
-        )
-        self._rings = flat.reshape(kernels.rings_for(size), ring_bytes(size))
+        flat: Bytes = np.frombuffer(block.memory, np.uint8, offset=8 * _words(size))
+        self._rings = flat.reshape(kernels.rings_for(size), -1)
         self._outbox = _Outbox(self._control, self._rings, rank, size)
         self._arriving = [_Arriving(_frame()) for _ in range(size)]
         self._come: list[tuple[int, int, Message]] = []
@@ -142,7 +142,8 @@ class Post:
         self._control[kernels.SPIN_NS] = round((_CROWDED_S if self._patience.crowded else _SPIN_S) * 1e9)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
-        has_left = self._outbox.add(to, msg.pack(), tag)
+        pieces = msg.pieces()
+        has_left = self._outbox.add(to, [_frame(sum(map(len, pieces)), tag), *pieces])
 
         def finish() -> None:
             self._await(lambda: has_left() or None, f"send(to={to})", f"rank {to}", None)
@@ -151,16 +152,16 @@ class Post:
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         def found() -> tuple[int, Message] | None:
-            for i, (sender, its_tag, msg) in enumerate(self._come):
-                if source in (ANY, sender) and tag == its_tag:
+            for i, (origin, its_tag, msg) in enumerate(self._come):
+                if source in (ANY, origin) and tag == its_tag:
                     del self._come[i]
-                    return sender, msg
+                    return origin, msg
             return None
 
-        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
-        received = self._await(found, name, "any rank" if source == ANY else f"rank {source}", timeout)
+        name = receiving(source, tag)
+        received = self._await(found, name, sender(source), timeout)
         if received is None:
-            raise TimeoutError(f"rank {self._rank}: nothing in {timeout} s in {name}")
+            raise NothingCame(self._rank, timeout, name)
         return received
 
     def _await(self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None) -> T | None:

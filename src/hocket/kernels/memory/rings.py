@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.kernels.arrays import copy
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause, sched_yield, store
 from hocket.kernels.memory.futex import sleep_while, wake
@@ -65,43 +66,35 @@ def _ring_bell(words: Words, rank: int) -> None:
 
 
 @kernel
-def _copy(source: Bytes, target: Bytes) -> None:
-    for i in range(len(target)):
-        target[i] = source[i]
-
-
-@kernel
 def put(words: Words, rings: Bytes, me: int, to: int, data: Bytes, done: int) -> int:
     """Write what there is room for of `data` behind its first `done` bytes; returns how many are done then."""
-    ring, room = _ring_of(words[SIZE], me, to), rings.shape[1]
-    at = _counts(words, ring)
-    while done < len(data):
-        written = words[at + WRITTEN]
-        begin = written % room
-        count = min(len(data) - done, room - (written - load(words, at + TAKEN)), room - begin, _PIECE)
-        if count == 0:
-            break
-        _copy(data[done : done + count], rings[ring, begin : begin + count])
-        store(words, at + WRITTEN, written + count)
-        _ring_bell(words, to)
-        done += count
-    return done
+    return _move(words, rings, _ring_of(words[SIZE], me, to), to, data, done, True)
 
 
 @kernel
 def take(words: Words, rings: Bytes, me: int, source: int, out: Bytes, done: int) -> int:
     """Read what has come into `out`, behind its first `done` bytes; returns how many are done then."""
-    ring, room = _ring_of(words[SIZE], source, me), rings.shape[1]
-    at = _counts(words, ring)
-    while done < len(out):
-        taken = words[at + TAKEN]
-        begin = taken % room
-        count = min(len(out) - done, load(words, at + WRITTEN) - taken, room - begin, _PIECE)
+    return _move(words, rings, _ring_of(words[SIZE], source, me), source, out, done, False)
+
+
+@kernel
+def _move(words: Words, rings: Bytes, ring: int, other: int, data: Bytes, done: int, writes: bool) -> int:
+    """A writer may go on until it is a whole ring ahead of the reader, a reader until it is where the writer is."""
+    at, room = _counts(words, ring), rings.shape[1]
+    mine, theirs, ahead = (at + WRITTEN, at + TAKEN, room) if writes else (at + TAKEN, at + WRITTEN, 0)
+    while done < len(data):
+        moved = words[mine]
+        begin = moved % room
+        count = min(len(data) - done, load(words, theirs) + ahead - moved, room - begin, _PIECE)
         if count == 0:
             break
-        _copy(rings[ring, begin : begin + count], out[done : done + count])
-        store(words, at + TAKEN, taken + count)
-        _ring_bell(words, source)
+        here, there = data[done : done + count], rings[ring, begin : begin + count]
+        if writes:
+            copy(here, there)
+        else:
+            copy(there, here)
+        store(words, mine, moved + count)
+        _ring_bell(words, other)
         done += count
     return done
 
