@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,8 +99,8 @@ class Staleness(State):
     histogram: Counter[int]
     seen: int
     """Gradients."""
-    mean_square: Tensor | float
-    """Of gradients: each parameter's, or one for all."""
+    mean_square: Any
+    """Of gradients: a tensor with each parameter's, or one number for all. Replaced, never changed in place."""
     largest_lr: float
 
     def __init__(self, handling: Handling, workers: int, x: Tensor, histogram: Counter[int] | None = None) -> None:
@@ -144,7 +144,8 @@ class Staleness(State):
                 return tail(g, self._share_below(tau))
             case "gap" | "gap-mean":
                 assert read is not None
-                return gap_aware(g, (now - read).abs_(), usual_step(self.mean_square, self.largest_lr))
+                usual: Tensor = usual_step(self.mean_square, self.largest_lr)
+                return gap_aware(g, (now - read).abs_(), usual)
             case "delay-compensated":
                 assert read is not None
                 return delay_compensated(g, now, read)

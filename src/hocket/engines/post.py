@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hocket.core.comm import ANY, Deferred, Request, receiving, sender
+from hocket.core.comm import ANY, Comm, Deferred, Request, receiving, sender
 from hocket.core.errors import DeadlineExceeded, NothingCame
 from hocket.core.message import Message
 from hocket.engines.commons import BUSY_NS, FIRST_NS, LAST_NS, Patience
@@ -24,6 +26,7 @@ from hocket.kernels.memory.block import Block
 MOST_RANKS = 64
 """Among more, the rings would be too short: their number grows as the square."""
 _RINGS_BYTES, _LONGEST_RING, _PAGE = 24 << 20, 1 << 20, 4096
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _SPIN_S, _CROWDED_S = 2e-3, 2e-5
 """How long a rank that waits keeps its core busy before it sleeps, and where others want that core."""
 
@@ -46,16 +49,52 @@ def _words(size: int) -> int:
     return -(-kernels.words_for(size) // 512) * 512  # rings begin with a page
 
 
+def lay_out(block: Block, size: int, patience: Patience) -> None:
+    """Make a new block ready, before any rank sees it."""
+    control: Words = np.frombuffer(block.memory, np.int64, _words(size))
+    control[kernels.SIZE] = size
+    control[kernels.CROWDED] = patience.crowded
+    control[kernels.SPIN_NS] = round((_CROWDED_S if patience.crowded else _SPIN_S) * 1e9)
+
+
 def load_kernels() -> None:
     """Compile what messages call, or load it from the cache: before anybody waits for us."""
-    block = Block.anonymous(nbytes(2))
-    one, other = (Post(block, 2, rank, Patience(1.0, crowded=False)) for rank in range(2))
-    one.lay_out()
+    block, patience, pipes = Block.anonymous(nbytes(2)), Patience(1.0, crowded=False), [os.pipe2(_FLAGS) for _ in "ab"]
+    lay_out(block, 2, patience)
+    one, other = (Post(block, [pipes[0][rank], pipes[1][1 - rank]], 2, rank, patience) for rank in range(2))
     with one_compiles():
         one.isend(1, Message())
         other.recv(0)
         with suppress(TimeoutError):
             other.recv(0, timeout=1e-6)
+
+
+def pipes_of_all(comm: Comm) -> list[int] | None:
+    """A pipe for each rank: the end to read from for one's own, the end to write into for the others, and at last one's
+    own again, so that it is never without a writer. None where ranks cannot reach each other's.
+
+    They have no name, so that nothing is left behind: one opens another's by way of the process that has it.
+    """
+    own, end = os.pipe2(_FLAGS)
+    found = torch.zeros(2 * comm.size, dtype=torch.int64)
+    comm.all_gather(found, torch.tensor([os.getpid(), end]))
+    opened = []
+    with suppress(OSError):
+        for rank, (process, descriptor) in enumerate(found.view(-1, 2).tolist()):
+            path = f"/proc/{process}/fd/{descriptor}"
+            opened.append(own if rank == comm.rank else os.open(path, os.O_WRONLY | _FLAGS))
+    opened.append(end)
+    all_are_open = torch.tensor([len(opened) > comm.size])
+    comm.all_reduce(all_are_open, "min")  # and so nobody leaves before
+    if all_are_open:
+        return opened
+    _close({own, *opened})
+    return None
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _frame(length: int = 0, tag: int = 0) -> Bytes:
@@ -66,8 +105,8 @@ def _frame(length: int = 0, tag: int = 0) -> Bytes:
 class _Outbox:
     """What has not left yet because a ring was full."""
 
-    def __init__(self, control: Words, rings: Bytes, rank: int, size: int) -> None:
-        self._control, self._rings, self._rank = control, rings, rank
+    def __init__(self, control: Words, rings: Bytes, bells: Words, rank: int, size: int) -> None:
+        self._control, self._rings, self._bells, self._rank = control, rings, bells, rank
         self._waiting: dict[int, deque[Bytes]] = {}
         """By the rank that it is for; none is empty."""
         self._written = [0] * size
@@ -92,22 +131,25 @@ class _Outbox:
         return bool(self._waiting)
 
     def _push(self, to: int) -> None:
-        waiting = self._waiting[to]
+        waiting, words, bells, me = self._waiting[to], self._control, self._bells, self._rank
         while waiting:
-            done = kernels.put(self._control, self._rings, self._rank, to, waiting[0], self._written[to])
+            done = kernels.put(words, self._rings, bells, me, to, waiting[0], self._written[to])
             if done < len(waiting[0]):
                 self._written[to] = done
-                return
+                break
             waiting.popleft()
             self._written[to] = 0
             self._left[to] += 1
-        del self._waiting[to]
+        kernels.ring_bell(words, bells, me, to)
+        if not waiting:
+            del self._waiting[to]
 
-    def empty(self, within_s: float) -> None:
+    def close(self, within_s: float) -> None:
         """Before the rank leaves: nobody else could send the rest."""
         until = time.monotonic() + within_s
         while self.push() and time.monotonic() < until:
             time.sleep(1e-4)
+        _close(self._bells.tolist())
 
 
 @dataclass(slots=True)
@@ -124,22 +166,17 @@ class Post:
     """One rank's messages to and from the others. Nothing moves outside of its calls: who computes after it has sent
     a message that is longer than a ring keeps the rest of it."""
 
-    def __init__(self, block: Block, size: int, rank: int, patience: Patience) -> None:
+    def __init__(self, block: Block, pipes: list[int], size: int, rank: int, patience: Patience) -> None:
         self._block, self._size, self._rank, self._patience = block, size, rank, patience
         self._control: Words = np.frombuffer(block.memory, np.int64, _words(size))
         flat: Bytes = np.frombuffer(block.memory, np.uint8, offset=8 * _words(size))
         self._rings = flat.reshape(kernels.rings_for(size), -1)
-        self._outbox = _Outbox(self._control, self._rings, rank, size)
+        self._bells: Words = np.array(pipes, np.int64)
+        self._outbox = _Outbox(self._control, self._rings, self._bells, rank, size)
         self._arriving = [_Arriving(_frame()) for _ in range(size)]
         self._come: list[tuple[int, int, Message]] = []
         """Source, tag and message, in the order in which they were complete."""
-        weakref.finalize(self, self._outbox.empty, patience.deadline_s)
-
-    def lay_out(self) -> None:
-        """Make a new block ready, before any other rank sees it."""
-        self._control[kernels.SIZE] = self._size
-        self._control[kernels.CROWDED] = self._patience.crowded
-        self._control[kernels.SPIN_NS] = round((_CROWDED_S if self._patience.crowded else _SPIN_S) * 1e9)
+        weakref.finalize(self, self._outbox.close, patience.deadline_s)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         pieces = msg.pieces()
@@ -181,7 +218,7 @@ class Post:
             longest_ns = round(left_s * 1e9)
             if help_along is not None:
                 longest_ns = min(longest_ns, slice_ns)
-            rung = kernels.await_bell(self._control, self._rank, before, longest_ns) == kernels.RUNG
+            rung = kernels.await_bell(self._control, self._bells, self._rank, before, longest_ns) == kernels.RUNG
             if not rung and help_along is not None:
                 slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, FIRST_NS), LAST_NS)
 
@@ -196,7 +233,9 @@ class Post:
     def _take_from(self, source: int) -> None:
         while True:
             part = self._arriving[source]
-            part.done = kernels.take(self._control, self._rings, self._rank, source, part.target, part.done)
+            part.done = kernels.take(
+                self._control, self._rings, self._bells, self._rank, source, part.target, part.done
+            )
             if part.done < len(part.target):
                 return
             if part.tag is None:

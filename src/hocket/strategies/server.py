@@ -150,7 +150,8 @@ class ParameterServer(Strategy):
             if since.samples == 0:
                 since.read = list(read)
             since.samples += int(g.samples)
-            weighed = g.vector if self.mode == "sync" else g.vector * w.portion(g)
+            share = 1.0 if self.mode == "sync" else w.portion(g)
+            weighed = g.vector if share == 1 else g.vector * share
             gradient = weighed if self.push_every == 1 else total.add_(weighed)
             if pushes:
                 push(gradient, reply=fetches)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hocket.core.errors import UserError
 
-
 _SHARE = 4
-"""A block that can be smaller takes so small a part of what is free: a container has 64 MB, and a run several blocks."""
+"""A block that can be smaller takes this part of what is free: a container has 64 MB, and a run several blocks."""
 
 
 def place() -> str:
@@ -51,8 +50,8 @@ class Block:
         except OSError as error:
             os.unlink(name)
             raise UserError(
-                f"no room for {nbytes / 1e6:.1f} MB of shared memory in {Path(name).parent}: {error.strerror}; free some, "
-                f"give a container more (docker run --shm-size), or use fewer ranks"
+                f"no room for {nbytes / 1e6:.1f} MB of shared memory in {Path(name).parent}: {error.strerror}; free "
+                f"some, give a container more (docker run --shm-size), or use fewer ranks"
             ) from error
         finally:
             os.close(descriptor)
