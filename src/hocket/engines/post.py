@@ -30,6 +30,9 @@ _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _SPIN_S, _CROWDED_S = 2e-3, 2e-5
 """How long a rank that waits keeps its core busy before it sleeps, and where others want that core."""
 
+_CROWDED_FIRST_NS = 2_000_000
+"""How long it waits before it helps the library along: to wake up may take the core from who is waited for."""
+
 Words = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
@@ -171,6 +174,7 @@ class Post:
         self._control: Words = np.frombuffer(block.memory, np.int64, _words(size))
         flat: Bytes = np.frombuffer(block.memory, np.uint8, offset=8 * _words(size))
         self._rings = flat.reshape(kernels.rings_for(size), -1)
+        self._first_ns = _CROWDED_FIRST_NS if patience.crowded else FIRST_NS
         self._bells: Words = np.array(pipes, np.int64)
         self._outbox = _Outbox(self._control, self._rings, self._bells, rank, size)
         self._arriving = [_Arriving(_frame()) for _ in range(size)]
@@ -204,7 +208,7 @@ class Post:
     def _await(self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None) -> T | None:
         """Let messages come and go until `found` answers; None at the end of a `timeout`."""
         began, limit_s = time.monotonic(), self._patience.deadline_s if timeout is None else timeout
-        help_along, slice_ns = self._patience.help_along, FIRST_NS
+        help_along, slice_ns = self._patience.help_along, self._first_ns
         while True:
             before = kernels.heard(self._control, self._rank)
             self.move()
@@ -220,7 +224,7 @@ class Post:
                 longest_ns = min(longest_ns, slice_ns)
             rung = kernels.await_bell(self._control, self._bells, self._rank, before, longest_ns) == kernels.RUNG
             if not rung and help_along is not None:
-                slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, FIRST_NS), LAST_NS)
+                slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, self._first_ns), LAST_NS)
 
     def move(self) -> bool:
         """Take what has come, and write what there is room for. True while something of ours has not left."""
