@@ -17,7 +17,7 @@ from told import leave_run
 import hocket
 from hocket.app import cli
 from hocket.core.errors import UserError
-from hocket.report import charts, formulas, tensorboard
+from hocket.report import charts, formulas, live, tensorboard
 from hocket.report.across import MEASURES, across, measured
 from hocket.report.live import make_server
 from hocket.report.page import page_data, render
@@ -193,6 +193,7 @@ def test_a_loss_that_is_no_number_is_not_known(tmp_path: Path) -> None:
         (["report", "nowhere"], "there is no folder nowhere"),
         (["report", "."], "there is no run in .: a run's folder has a result.json"),
         (["watch", "nowhere"], "there is no folder nowhere to watch"),
+        (["watch", ".", "--port", "70000"], "less than or equal to 65535"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
@@ -361,3 +362,23 @@ def test_dollars_in_names_are_no_formulas(tmp_path: Path) -> None:
         series = [Series(name, x, [1.0, 2.0]), Series("b", x, [1.0, 2.0])]
         static.save(Figure("f", name, kind, Axis(name), Axis(name), series), tmp_path / kind)
         assert name in (tmp_path / f"{kind}.svg").read_text()
+
+
+def test_a_watch_shows_runs_as_far_as_they_have_come(tmp_path: Path) -> None:
+    """And leaves out what is no run of this version."""
+    leave_run(tmp_path / "over")
+    points = "epoch,samples,seconds,train_loss,test_accuracy\n1,100,1.5,0.5,0.6\n2,200,3.0,0.4,\n"
+    folders = {
+        "a": (points, 'task = "digits"\nstrategy = "gossip"\nworkers = 2\nengine = "threads"\n'),
+        "no run": ("a,b\n1,2\n", 'task = "digits"\nengine = "threads"\n'),
+        "another version": (points, 'task = "digits"\nengine = "warp"\n'),
+    }
+    for name, (curve, spec) in folders.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "curve.csv").write_text(curve)
+        (tmp_path / name / "spec.toml").write_text(spec)
+    data = live.seen(tmp_path)
+    assert data["verdict"][0] == "1 under way: a."
+    lines = {figure["name"]: figure["series"] for figure in data["sections"][0]["figures"]}
+    (going,) = (line for line in lines["loss-time-time"] if "gossip" in line["name"])
+    assert (going["x"], going["y"]) == ([1.5, 3.0], [0.5, 0.4])
