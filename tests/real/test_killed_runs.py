@@ -102,7 +102,6 @@ FILES = {"spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "best.sa
 MOMENTS = ["writing", "anywhere", "training"]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("text", "moments"), first(1, [("allreduce", MOMENTS), ("server:mode=sync", ["writing", "training"])])
 )

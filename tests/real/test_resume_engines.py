@@ -34,7 +34,6 @@ ADAM = ["allreduce|adam", "local-sgd:every=3|adam", "server:mode=sync|adam", "se
 CASES = [*strategy, *VARIANTS, *ADAM]
 ENGINES = [name for name in engine if not engine[name].virtual_time]
 EVERY = [pytest.param(name, ranks, marks=() if ranks == 3 else THOROUGH) for name in ENGINES for ranks in (2, 3, 5)]
-pytestmark = pytest.mark.timeout(400)
 STEPS, CUT = 27, 13
 """Neither is the end of an epoch, for any number of workers."""
 
