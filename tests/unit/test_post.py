@@ -36,7 +36,7 @@ def letter(sender: int, tag: int, number: int, length: int) -> Message:
     return Message("letter", (sender, tag, number), (torch.arange(float(length)) + sender,))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     sent=st.lists(st.tuples(st.integers(0, 1), LENGTHS), min_size=1, max_size=6),
     crowded=st.booleans(),

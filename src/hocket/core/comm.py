@@ -44,7 +44,7 @@ class Request(Protocol):
         it knows that it is."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # made at every message: a frozen one takes four times as long
 class Deferred:
     """A request that is finished by calling something."""
 

@@ -23,7 +23,7 @@ _LONG = 4096  # bytes of a tensor that are not worth copying to have fewer piece
 _NOTHING = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass  # made at every message, as that is: a frozen one takes four times as long
 class Lossy:
     """A vector that may lose precision on the way. `residual` names the place where the sender keeps what was lost.
 
@@ -47,7 +47,7 @@ def as_it_is(to: int, part: Lossy) -> Lossy:
     return part
 
 
-@dataclass(frozen=True)
+@dataclass
 class Message:
     """One message. `kind` says what it means to the receiver, who matches on it and finds plain tensors."""
 
@@ -57,14 +57,9 @@ class Message:
     posted_s: float = math.inf
     """When its sender began to send it, on the clock that all ranks share; inf where nobody took the time."""
 
-    def posted(self, posted_s: float) -> Message:
-        """The message as it is sent at this time."""
-        return Message(self.kind, self.ints, self.parts, posted_s)
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def __post_init__(self) -> None:
+        self.tensors = tuple([part.values if isinstance(part, Lossy) else part for part in self.parts])
         """The values of all parts."""
-        return tuple(part.values if isinstance(part, Lossy) else part for part in self.parts)
 
     @cached_property
     def header(self) -> bytes:
@@ -79,9 +74,10 @@ class Message:
     @cached_property
     def nbytes(self) -> int:
         """Bytes on the wire: header, padding and tensors. The time behind them is the meter's, and is not counted."""
-        size = len(self.header)
+        # As long as the header, which a message that stays in this process does not need
+        size = 3 + len(self.kind.encode()) + 8 * len(self.ints) + sum([2 + 8 * t.dim() for t in self.tensors])
         for t in self.tensors:
-            size = _aligned(size) + t.numel() * t.element_size()
+            size = _aligned(size) + t.nbytes
         return size
 
     def to(self, device: torch.device) -> Message:
@@ -90,7 +86,7 @@ class Message:
 
     def copy(self) -> Message:
         """A message that later changes to the sender's tensors cannot reach."""
-        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors), self.posted_s)
+        return Message(self.kind, self.ints, tuple([t.detach().clone() for t in self.tensors]), self.posted_s)
 
     def pieces(self) -> list[np.ndarray]:
         """The message as blocks of bytes, ready for the wire: long tensors as they lie in memory, where they may."""

@@ -54,7 +54,7 @@ class Wait:
     """The time at which the wait is over, or None while nobody knows."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Envelope:
     """A message on its way; `order` is when it was sent, among all."""
 
@@ -62,6 +62,7 @@ class Envelope:
     source: int
     tag: int
     msg: Message
+    nbytes: int
     arrival_s: float = 0.0
     free: bool = False
     """Sent for nothing, so it is seen to for nothing."""
@@ -203,7 +204,7 @@ class LocalComm:
             world.check()
             world.catch_up(self._me)
             world.sent += 1
-            envelope = Envelope(world.sent, self.rank, tag, msg.copy())
+            envelope = Envelope(world.sent, self.rank, tag, msg.copy(), msg.nbytes)
             free_s = world.post(self._me, target, envelope)
             world.mail.setdefault((self._context, target), []).append(envelope)
             world.changed([target])

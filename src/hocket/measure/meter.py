@@ -90,13 +90,13 @@ class Metered(Forwarding):
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         began = self._begin(f"send(to={to})")
-        msg = msg.posted(self.common(began))
+        msg.posted_s = self.common(began)
         self.inner.send(to, msg, tag)
         self._sent(began, to, msg)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         began = self._begin(f"isend(to={to})")
-        msg = msg.posted(self.common(began))
+        msg.posted_s = self.common(began)
         request = self.inner.isend(to, msg, tag)
         self._sent(began, to, msg)
         return Deferred(partial(self._see_off, request, to))

@@ -150,12 +150,13 @@ class ParameterServer(Strategy):
             if since.samples == 0:
                 since.read = list(read)
             since.samples += int(g.samples)
-            share = 1.0 if self.mode == "sync" else w.portion(g)
-            weighed = g.vector if share == 1 else g.vector * share
+            portion = 1.0 if self.mode == "sync" else w.portion(g)
+            weighed = g.vector if portion == 1 else g.vector * portion
             gradient = weighed if self.push_every == 1 else total.add_(weighed)
             if pushes:
                 push(gradient, reply=fetches)
-                total.zero_()
+                if self.push_every > 1:
+                    total.zero_()
             elif fetches:
                 for rank in ranks:
                     w.world.isend(rank, Message("fetch"))
