@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_layouts import TASK, assert_same, doubled, fit, perceptron
+from test_layouts import TASK, assert_same, doubled, fit, perceptron, task
 from torch import nn
 
 import hocket
@@ -146,6 +146,19 @@ def test_a_pipeline_sends_the_bytes_that_were_told_beforehand(layout: str) -> No
     assert told > 0
     made = hocket.fit(NORMLESS, layout=layout, engine="threads", progress=False, steps=6)
     assert made.bytes_sent == 6 * told
+
+
+def with_one_activation() -> nn.Module:
+    tanh = nn.Tanh()
+    return nn.Sequential(nn.Linear(5, 12), tanh, nn.Linear(12, 9), tanh, nn.Linear(9, 3)).double()
+
+
+@pytest.mark.parametrize("layout", ["pipeline=2,stages=2+3", "pipeline=3,stages=2+2+1"])
+def test_one_activation_may_stand_in_several_places(layout: str) -> None:
+    layers = survey(with_one_activation(), Layout.parse(layout), doubled()[0][:8])
+    made = hocket.fit(task(model=with_one_activation), layout=layout, engine="threads", progress=False, steps=2)
+    assert made.bytes_sent == 2 * sum(layer.sent for layer in layers) > 0
+    assert {layer.name: layer.how for layer in layers if layer.sent}["1"] == "stage 1"
 
 
 @pytest.mark.parametrize(

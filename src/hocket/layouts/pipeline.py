@@ -53,6 +53,14 @@ def flat(model: nn.Sequential, path: str) -> Iterator[Named]:
             yield Named(here, child)
 
 
+def in_turn(layers: Sequence[Named], x: Any) -> Iterator[tuple[Any, Any]]:
+    """What each layer gets and gives. One that stands in several places may give other things in each."""
+    for layer in layers:
+        y = layer.module(x)
+        yield x, y
+        x = y
+
+
 def is_trained(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
