@@ -20,7 +20,7 @@ from hocket.layouts.domain import Tiled, tiled
 from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Layout
 from hocket.layouts.microbatches import pieces
-from hocket.layouts.pipeline import by_hand, ends_of, in_turn, layers_of, stage
+from hocket.layouts.pipeline import check_stages, ends_of, in_turn, layers_of
 from hocket.layouts.split import ByOutputs, Split
 from hocket.layouts.tensor import split
 
@@ -58,11 +58,8 @@ def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
     if layout.tensor > 1:
         part = split(part, unconnected(layout.tensor))
     if layout.pipeline > 1:
-        layers = layers_of(part, layout.pipeline)
-        if layout.stages:
-            ends = by_hand(layers, layout.stages, layout.pipeline)
-            for number in range(layout.pipeline):
-                stage(layers, ends, number)
+        layers_of(part, layout.pipeline)
+        check_stages(copy.deepcopy(model), layout, inputs)
     return part
 
 
