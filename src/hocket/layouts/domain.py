@@ -1,6 +1,6 @@
 """Domain parallelism: each image is shared out over a grid of ranks, and only the rims of the tiles travel.
 
-Gholami et al. 2018. Every rank has all weights; a convolution or pooling first fetches what its outputs need of the
+Gholami et al. 2018. Every rank has all weights; a convolution or pooling gets what its outputs need of the
 neighbours' tiles. At the first layer that is none of these the image is gathered, and all go on with the whole of it.
 """
 
