@@ -70,12 +70,13 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None, Tensor | None, Tensor | None, None]:
-        trade, (x, weight, bias) = ctx.trade, ctx.leaves
-        for _, _, rim, terms in ctx.rims:
+        trade, (x, weight, bias), inner, rims = ctx.trade, ctx.leaves, ctx.inner, ctx.rims
+        ctx.leaves = ctx.inner = ctx.rims = None  # or the gradients below would last as long as the model's graph
+        for _, _, rim, terms in rims:
             if terms.requires_grad:
                 torch.autograd.backward(terms, rim.of(g, ctx.outputs))
-        requests = trade.start({r: part.grad for r, part, *_ in ctx.rims}) if x.requires_grad else []
-        torch.autograd.backward(ctx.inner, g)
+        requests = trade.start({r: part.grad for r, part, *_ in rims}) if x.requires_grad else []
+        torch.autograd.backward(inner, g)
         if x.requires_grad:
             for r, part in trade.finish(requests, trade.given).items():
                 trade.given[r].of(x.grad, trade.tile).add_(part)
