@@ -96,8 +96,9 @@ def test_batch_norm_goes_on_as_in_one_process() -> None:
 
 
 def test_batch_norm_without_a_bias_has_its_weight() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, bias=False), nn.ReLU())
-    nn.init.uniform_(model[1].weight, 0.5, 2.0)
+    norm = nn.BatchNorm2d(3, bias=False)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.ReLU())
     assert_alike(model.double(), torch.randn(4, 1, 9, 8).double(), 2, "domain=2")
 
 
