@@ -290,7 +290,7 @@ def collective_options(said: list[float], ranks: int, parameters: int) -> dict[s
 
 
 def compiled_batches(threads: int) -> list[float]:
-    """Seconds of a batch in as many threads, each of which has a vector of its own."""
+    """Seconds that each of so many threads computes for a batch, with a vector of its own."""
     task = load_task(TASK, 0)
     train, _ = task.load()
     replica = Replica(task.build_model(0))
@@ -306,9 +306,9 @@ def compiled_batches(threads: int) -> list[float]:
         worker.run_epoch(vector, order[: 20 * BATCH], 0.01)
         vector.control[:] = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x).control
         start.wait()
-        began = time.perf_counter()
+        began = time.thread_time()
         worker.run_epoch(vector, order, 0.01)
-        found[index] = (time.perf_counter() - began) / STEPS
+        found[index] = (time.thread_time() - began) / STEPS
 
     with kernel.running():
         workers = [Thread(target=run, args=(index,)) for index in range(threads)]
@@ -323,7 +323,7 @@ def hogwild_options(threads: int, parameters: int) -> dict[str, str]:
     """In a vector of its own a thread's update is in its batch; what it costs more where others write is memory's."""
     alone_s = statistics.mean(compiled_batches(threads))
     case = Case(parameters, parameters, int(alone_s * 1e9), 200)
-    own_ns, shared_ns = (in_memory(case, n).update_ns for n in (1, threads))
+    own_ns, shared_ns = (in_memory(case, n).update_ns for n in (1, min(threads, CORES)))
     more_s = max(shared_ns - own_ns, 1.0) / 1e9
     return {"compute": f"lognormal:{alone_s:.9f}s:0.1", "memory": f"{3 * 4 * parameters / more_s / 1e9:.6f}GB"}
 
@@ -341,7 +341,7 @@ def real(strategy: str, ranks: int) -> float:
 
 def foretold(strategy: str, ranks: int, parameters: int) -> float:
     if strategy == "hogwild":
-        options = hogwild_options(min(ranks, CORES), parameters)
+        options = hogwild_options(ranks, parameters)
     else:
         options = mpi_options(strategy, ranks, parameters)
     sim: dict[str, Any] = {"cores": CORES, **options}
@@ -362,7 +362,8 @@ def main() -> None:
     chosen = [word for word in sys.argv[1:] if not word.isdigit()] or ["allreduce", "server:mode=async", "hogwild"]
     for strategy in chosen:
         for ranks in [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 2, 4]:
-            found = [(real(strategy, ranks), foretold(strategy, ranks, parameters)) for _ in range(ROUNDS)]
+            sides = partial(real, strategy, ranks), partial(foretold, strategy, ranks, parameters)
+            found = [[common.undisturbed(side) for side in sides] for _ in range(ROUNDS)]
             cells = [
                 f"{1e3 * statistics.median(side):.3f} ({1e3 * min(side):.3f}, {1e3 * max(side):.3f})"
                 for side in zip(*found, strict=True)
