@@ -303,11 +303,11 @@ def compiled_batches(threads: int) -> list[float]:
         vector = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x)
         worker = kernel.worker(0, BATCH)
         order = np.random.default_rng(index).permutation(len(train))[: BATCH * STEPS]
-        worker.run_epoch(vector, order[: 20 * BATCH], 0.01)
+        worker.run_epoch(vector, order[: 20 * BATCH], LR)
         vector.control[:] = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x).control
         start.wait()
         began = time.thread_time()
-        worker.run_epoch(vector, order, 0.01)
+        worker.run_epoch(vector, order, LR)
         found[index] = (time.thread_time() - began) / STEPS
 
     with kernel.running():
@@ -340,11 +340,8 @@ def real(strategy: str, ranks: int) -> float:
 
 
 def foretold(strategy: str, ranks: int, parameters: int) -> float:
-    if strategy == "hogwild":
-        options = hogwild_options(ranks, parameters)
-    else:
-        options = mpi_options(strategy, ranks, parameters)
-    sim: dict[str, Any] = {"cores": CORES, **options}
+    told = hogwild_options if strategy == "hogwild" else partial(mpi_options, strategy)
+    sim: dict[str, Any] = {"cores": CORES, **told(ranks, parameters)}
     result = hocket.fit(
         TASK, strategy=strategy, engine="sim", sim=sim, workers=ranks, batch=BATCH, steps=FORETOLD, trace=0, lr=LR,
         progress=False,
