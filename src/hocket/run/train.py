@@ -167,7 +167,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     _check_engine(plan, chosen, spec.hosts, model)
     plan.made_compressor.check_model([p.shape for p in model.parameters])
     plan, note = batching(chosen, plan, task, train_samples)
-    notes = tuple(filter(None, [room(chosen, plan, model), note]))
+    notes = tuple(filter(None, [_smaller_batch(spec, task, plan), room(chosen, plan, model), note]))
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)
@@ -181,6 +181,13 @@ def _workers(spec: RunSpec, text: str) -> int | None:
     if ranks <= servers:
         raise UserError(f"{ranks} ranks leave no worker beside {servers} servers; start {servers + 1} ranks or more")
     return ranks - servers
+
+
+def _smaller_batch(spec: RunSpec, task: Task, plan: Plan) -> str:
+    """A line for the user, where so many workers share the samples that none has as many as the task's batch."""
+    if spec.batch is not None or plan.piece == task.batch:
+        return ""
+    return f"batch {plan.piece} in place of the task's {task.batch}: a worker has no more samples"
 
 
 def _with_room(spec: RunSpec, wanted: Strategy) -> RunSpec:
