@@ -31,9 +31,9 @@ import hocket
 from hocket import optim
 from hocket.core.clock import RealClock
 from hocket.core.comm import ANY, Comm, Deferred, Op, Rank
+from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Lossy, Message
 from hocket.core.replica import Replica
-from hocket.core.serving import hyperparameters
 from hocket.core.sharing import Sharing
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.own_loop import run_rank, serve_rank
@@ -168,7 +168,7 @@ def as_server(here: Rank, plan: Plan) -> list[float]:
     """Seconds of each push, which come from the workers in turn."""
     task, watch = load_task(TASK, 0), Watch()
     gradient = torch.full((size_of(task),), 1e-6)
-    settings = hyperparameters(optim.make_flat("sgd", gradient, torch.zeros_like(gradient), LR, 0.0))
+    settings = Hyperparameters(optim.make_flat("sgd", gradient, torch.zeros_like(gradient), LR, 0.0)).told(False)
     read = [0] * plan.workers
     """The version of the parameters that each worker was given last."""
 
