@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import covering
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
@@ -142,12 +143,8 @@ def test_own_strategy(run: Run) -> None:
     assert number("accuracy #", run("own_strategy", engine="sim")) > 0.95
 
 
-LAUNCHED = [("mpi", name) for name in SCRIPTS]
-LAUNCHED += [(launcher, name) for launcher in ("mpiexec", "torchrun", "python") for name in ("gan", "ca_svm")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher, name", LAUNCHED)
+@pytest.mark.parametrize(("launcher", "name"), covering(["mpi", "mpiexec", "torchrun", "python"], SCRIPTS))
 def test_every_launcher(launcher: str, name: str, tmp_path: Path) -> None:
     here = Path(sys.executable).parent
     words: dict[str, list[str | Path]] = {

@@ -91,6 +91,7 @@ def test_a_killed_study_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     survive(tmp_path, 4, seed=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_twenty_kills(tmp_path: Path) -> None:
     survive(tmp_path, 20, seed=2)

@@ -50,7 +50,7 @@ def same(a: Message, b: Message) -> bool:
     return facts(a) == facts(b)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(message=messages)
 def test_unpack_is_the_inverse_of_pack(message: Message) -> None:
     block = message.pack()

@@ -56,7 +56,7 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 8),
     dtype=st.sampled_from(TYPES),

@@ -19,6 +19,8 @@ _DTYPES = (
 _CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _TIME = struct.Struct("<d")
 _ALIGN = 16  # tensors start at multiples of this, so that they can be read in place
+_LONG = 4096  # bytes of a tensor that are not worth copying to have fewer pieces
+_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass  # made at every message, as that is: a frozen one takes four times as long
@@ -86,20 +88,25 @@ class Message:
         """A message that later changes to the sender's tensors cannot reach."""
         return Message(self.kind, self.ints, tuple([t.detach().clone() for t in self.tensors]), self.posted_s)
 
-    def pack(self) -> np.ndarray:
-        """The message as one block of bytes, ready for the wire."""
-        block = np.empty(self.nbytes + _TIME.size, np.uint8)
-        at = len(self.header)
-        block[:at] = np.frombuffer(self.header, np.uint8)
+    def pieces(self) -> list[np.ndarray]:
+        """The message as blocks of bytes, ready for the wire: long tensors as they lie in memory, where they may."""
+        found: list[np.ndarray] = []
+        short, at = bytearray(self.header), len(self.header)
         for t in self.tensors:
-            begin = _aligned(at)
-            end = begin + t.numel() * t.element_size()
-            block[at:begin] = 0
-            if end > begin:
-                block[begin:end] = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            at = end
-        _TIME.pack_into(block.data, at, self.posted_s)
-        return block
+            raw = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if t.numel() else _NOTHING
+            short += bytes(_aligned(at) - at)
+            at = _aligned(at) + len(raw)
+            if len(raw) < _LONG:
+                short += raw.data
+            else:
+                found += np.frombuffer(short, np.uint8), raw
+                short = bytearray()
+        short += _TIME.pack(self.posted_s)
+        return [*found, np.frombuffer(short, np.uint8)]
+
+    def pack(self) -> np.ndarray:
+        """The message as one block of bytes."""
+        return np.concatenate(self.pieces())
 
     @classmethod
     def unpack(cls, block: np.ndarray) -> Message:

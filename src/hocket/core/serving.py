@@ -14,6 +14,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Message, Seal, as_it_is
+from hocket.core.staleness import ByGap, by_gap
 from hocket.core.state import Kept, State
 
 T = TypeVar("T")
@@ -47,8 +48,11 @@ class Server:
         frame: Frame,
         kept: Kept | None = None,
         seal: Seal = as_it_is,
+        by_gap: ByGap = by_gap,
     ) -> None:
         self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
+        self.by_gap = by_gap
+        """How vectors are tempered by their gap, in the way that is fastest here."""
         self.seal = seal
         """A vector as the worker that it is sent to will find it; see `Worker.seal`."""
         self.active = set(range(workers))

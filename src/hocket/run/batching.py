@@ -79,8 +79,8 @@ def _no_gain(plan: Plan, task: Task, train: SampleSet) -> str:
                 single.compute(part)
 
         took_s = [(_seconds(all_at_once), _seconds(one_by_one)) for _ in range(1 + ROUNDS)][1:]  # the first warms up
-    # Any gain will do: 8 workers of a small model take 0.6 of the time, and up to 0.9 on a machine with much to do. A
-    # threshold among these would have two runs with one seed decide now this way, now the other.
+    # Any gain will do: 8 workers of a small model take 0.6 of the time, and up to 0.9 on a machine with much to do.
+    # With a threshold among these, two runs with one seed would decide now this way, now the other.
     if min(together for together, _ in took_s) < min(alone for _, alone in took_s):
         return ""
     return "this model is no faster in batches on the CPU"

@@ -180,7 +180,7 @@ class ParameterServer(Strategy):
         return w.served()
 
     def server(self, s: Server) -> None:
-        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness))
+        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness, s.by_gap))
         pace = s.keep("pace", Pace(s, *self.slacks()))
         views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers, self.pipeline))
         looks_back = staleness.needs_the_read() or self.ahead(s.workers) > 0
