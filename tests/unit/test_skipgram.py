@@ -46,7 +46,7 @@ def drawn(text: Text, seed: int = 1) -> list[tuple[Windows, int]]:
 
 
 class TestWindows:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 6))
     def test_every_word_is_the_centre_of_one_window(self, length: int, piece: int, window: int) -> None:
         whole = text(length, piece=piece, window=window)
