@@ -87,7 +87,7 @@ def pipes_of_all(comm: Comm) -> list[int] | None:
             path = f"/proc/{process}/fd/{descriptor}"
             opened.append(own if rank == comm.rank else os.open(path, os.O_WRONLY | _FLAGS))
     opened.append(end)
-    all_are_open = torch.tensor([len(opened) > comm.size])
+    all_are_open = torch.tensor([int(len(opened) > comm.size)])
     comm.all_reduce(all_are_open, "min")  # and so nobody leaves before
     if all_are_open:
         return opened
