@@ -13,7 +13,6 @@ from hocket.measure.result import COMMUNICATION, TIMES, Result
 _FORMS: dict[str, Any] = typing.get_type_hints(Result) | {
     "curve": list[dict[str, float | None]],
     "per_worker": list[dict[str, float | None]],
-    "lower_is_better": bool,
 }
 _POINT = ("epoch", "samples", "seconds")
 """What every point of a curve has."""
