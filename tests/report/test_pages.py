@@ -163,6 +163,7 @@ def test_damaged_and_foreign_folders_are_named_and_the_rest_reported(
         ({"curve": [{"epoch": 1, "samples": 5}]}, "a point of its curve has no number of seconds"),
         ({"per_worker": [{"computing": 1.0}]}, "an entry of its per_worker has no number of seconds"),
         ({"workers": "many"}, "workers is not a whole number"),
+        ({"shared": 3}, "shared is not a table"),
         ({"time_to_target": True}, "time_to_target is not a number"),
         ({"test_accuracy": [0.9]}, "test_accuracy is not a number"),
         ({"verdict": "well"}, "verdict is not one of reached-target, finished"),

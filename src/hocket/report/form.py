@@ -67,5 +67,6 @@ def _words(form: Any) -> str:
     origin, args = typing.get_origin(form), typing.get_args(form)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
-    named = next((_WORDS[one] for one in (form, *args) if one in _WORDS), "")
-    return "a list as runs write it" if origin is list else "a table as runs write it" if origin is dict else named
+    if origin in (types.UnionType, typing.Union):
+        return _words(args[0])
+    return "a list as runs write it" if origin is list else "a table as runs write it" if origin is dict else _WORDS[form]
