@@ -69,4 +69,4 @@ def _words(form: Any) -> str:
         return f"one of {', '.join(map(str, args))}"
     if origin in (types.UnionType, typing.Union):
         return _words(args[0])
-    return "a list as runs write it" if origin is list else "a table as runs write it" if origin is dict else _WORDS[form]
+    return {list: "a list as runs write it", dict: "a table as runs write it"}.get(origin) or _WORDS[form]
