@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import covering
 from tiny import on_sim
 from torch import Tensor, nn
 
@@ -52,8 +53,7 @@ def gradient(rank: int, step: int, n: int) -> Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize("text", SCHEMES)
+@pytest.mark.parametrize(("text", "ranks"), covering(SCHEMES, [2, 3, 5]))
 def test_all_ranks_get_the_same_bits(text: str, ranks: int) -> None:
     def main(rank: Rank) -> list[Tensor]:
         w, _, _ = make_worker(rank, text)
@@ -222,9 +222,10 @@ def test_a_receiver_goes_as_far_as_its_sender_knows_to_be_right(text: str, left:
     assert 0 < end < left * begin
 
 
-@pytest.mark.parametrize("text", ["int8", "topk:0.1", "qsgd:bits=2", "sign", "randomk:0.2", "powersgd:rank=1"])
-@pytest.mark.parametrize("kind", ["dpsgd", "adpsgd", "sgp"])
-@pytest.mark.parametrize("ranks", [4, 5])
+MIXED = ["int8", "topk:0.1", "qsgd:bits=2", "sign", "randomk:0.2", "powersgd:rank=1"]
+
+
+@pytest.mark.parametrize(("kind", "text", "ranks"), covering(["dpsgd", "adpsgd", "sgp"], MIXED, [4, 5]))
 def test_gossip_keeps_the_mean_and_comes_together(kind: str, text: str, ranks: int) -> None:
     """Without gradients, from replicas that differ: the sum stays, the distance shrinks."""
 

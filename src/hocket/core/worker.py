@@ -15,13 +15,14 @@ from hocket.core.buckets import Buckets
 from hocket.core.clock import Clock
 from hocket.core.collectives import ALGORITHMS, Algorithm
 from hocket.core.comm import Comm
+from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.means import Mean, Payload, weighted_mean
 from hocket.core.meanwhile import Meanwhile
 from hocket.core.message import Seal, as_it_is
 from hocket.core.registry import Registry
 from hocket.core.replica import Gradient, Part, Replica
 from hocket.core.seeds import stream
-from hocket.core.serving import Server, hyperparameters
+from hocket.core.serving import Server
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.state import Kept
 from hocket.core.weight import Weight
@@ -178,6 +179,7 @@ class Worker:
         self._served = served
         self._shared: SharedVector | None = None
         self._optimizer = optimizer
+        self._hyperparameters = Hyperparameters(optimizer)
         self._optimizer_step = optimizer_step
 
     @cached_property
@@ -227,7 +229,7 @@ class Worker:
 
     def hyperparameters(self, momentum_elsewhere: bool = False) -> Tensor:
         """The optimizer's rate, momentum and so on at this step, for who steps in the worker's place."""
-        return hyperparameters(self._optimizer, momentum_elsewhere)
+        return self._hyperparameters.told(momentum_elsewhere)
 
     def portion(self, g: Gradient) -> float:
         """What a gradient counts that is applied by itself, not in a mean: its samples over those of a full batch.
