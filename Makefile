@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 PYTEST := $(VENV)/bin/python -m pytest
+# Hundreds of processes are started: none should compile the package again
+export PYTHONDONTWRITEBYTECODE :=
 SPREAD := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .PHONY: install demo test test-slow test-thorough check format clean

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 import hocket
 from hocket.layouts.microbatches import bubble
 
-STEPS = 4
-
 
 def _samples(count: int, *shape: int) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
@@ -36,25 +34,27 @@ def _deep() -> nn.Module:
 
 def _convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(8), nn.Flatten(),
-        nn.Linear(16 * 32 * 32, 10),
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(8), nn.Flatten(),
+        nn.Linear(32 * 32 * 32, 10),
     )  # fmt: skip
 
 
-def _task(model: Callable[[], nn.Module], batch: int, *shape: int) -> hocket.Task:
-    data = _samples(STEPS * batch, *shape), _samples(8, *shape)
+def _task(model: Callable[[], nn.Module], steps: int, batch: int, *shape: int) -> hocket.Task:
+    data = _samples(steps * batch, *shape), _samples(8, *shape)
     return hocket.Task(model=model, data=data, batch=batch, lr=1e-4, epochs=1)
 
 
-wide = _task(_wide, 256, 4096)
-deep = _task(_deep, 2048, 1536)  # smaller micro-batches cost a process alone a quarter more than the batch
-convolutions = _task(_convolutions, 4, 3, 512, 512)
+wide = _task(_wide, 4, 256, 4096)
+deep = _task(_deep, 4, 2048, 1536)  # smaller micro-batches cost a process alone a quarter more than the batch
+convolutions = _task(_convolutions, 20, 1, 3, 512, 512)
+several = _task(_convolutions, 5, 4, 3, 512, 512)
 
 CASES = {
     "wide": ("tensor=2", "4096-4096-4096 by outputs and inputs"),
     "deep": ("pipeline=2,microbatches=8,stages=6+6", "two equal stages, 1F1B, 8 micro-batches"),
-    "convolutions": ("domain=2", "512x512 images by rows"),
+    "convolutions": ("domain=2", "512x512 images by rows, one at a time"),
+    "several": ("domain=2", "the same, four at a time"),
 }
 
 
@@ -69,7 +69,7 @@ def _run(name: str, way: str, layout: str) -> hocket.Result:
         "split": {"layout": layout},
     }[way]
     task = f"{Path(__file__).resolve()}:{name}"
-    return hocket.fit(task, engine="mpi", steps=STEPS, progress=False, **settings)
+    return hocket.fit(task, engine="mpi", epochs=1, progress=False, **settings)
 
 
 def main() -> None:

@@ -20,8 +20,9 @@ def covering(*values: Collection[Any]) -> list[Any]:
 
 
 def first(count: int, values: Collection[Any]) -> list[Any]:
-    """These values, of which those behind the first are marked `thorough`."""
-    return [pytest.param(value, marks=() if i < count else THOROUGH) for i, value in enumerate(values)]
+    """These values, or tuples of them, of which those behind the first are marked `thorough`."""
+    cases = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*case, marks=() if i < count else THOROUGH) for i, case in enumerate(cases)]
 
 
 THOROUGH = pytest.mark.thorough

@@ -17,7 +17,7 @@ from hocket.strategies import strategy
 VARIANTS = {
     "allreduce": ["allreduce:overlap=on,bucket=1"],
     "local-sgd": ["local-sgd:every=3,momentum=average", "local-sgd:every=2,post_local=4"],
-    "diloco": ["diloco:every=4", "diloco:every=5,fragments=3"],
+    "diloco": ["diloco:every=4", "diloco:every=5,fragments=3", "diloco:every=5,fragments=3,delay=2"],
     "gossip": [f"gossip:kind={kind}" for kind in ("adpsgd", "sgp", "pull", "push", "push,together=true")],
     "server": [
         "server:mode=async", "server:mode=ssp,slack=1", "server:mode=dssp", "server:mode=async,servers=2,stale=tail",

@@ -33,12 +33,7 @@ VARIANTS = [
 ADAM = ["allreduce|adam", "local-sgd:every=3|adam", "server:mode=sync|adam", "server:mode=async|adam"]
 CASES = [*strategy, *VARIANTS, *ADAM]
 ENGINES = [name for name in engine if not engine[name].virtual_time]
-EVERY = [
-    pytest.param(name, ranks, marks=THOROUGH if ranks != 3 and engine[name]().starts_processes() else ())
-    for name in ENGINES
-    for ranks in (2, 3, 5)
-]
-pytestmark = pytest.mark.timeout(400)
+EVERY = [pytest.param(name, ranks, marks=() if ranks == 3 else THOROUGH) for name in ENGINES for ranks in (2, 3, 5)]
 STEPS, CUT = 27, 13
 """Neither is the end of an epoch, for any number of workers."""
 

@@ -73,10 +73,10 @@ def test_ended_by_a_signal(tmp_path: Path, engine: str, task: str, text: str, nu
 @pytest.mark.parametrize(
     ("engine", "text"),
     [
-        ("threads", "allreduce"),
-        ("mpi", "server:mode=async"),
+        ("mpi", "allreduce"),
+        pytest.param("mpi", "server:mode=async", marks=THOROUGH),
+        pytest.param("threads", "allreduce", marks=THOROUGH),
         pytest.param("threads", "server:mode=async", marks=THOROUGH),
-        pytest.param("mpi", "allreduce", marks=THOROUGH),
     ],
 )
 def test_checkpoints_by_the_clock(tmp_path: Path, engine: str, text: str) -> None:

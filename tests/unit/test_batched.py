@@ -273,6 +273,13 @@ def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.Monke
         prepare(RunSpec("", engine="sim", workers=10), task(count=80))
 
 
+def test_more_processes_than_memory_are_refused_with_the_engine_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "machine_bytes", lambda: 10 * room.PROCESS)
+    with pytest.raises(UserError, match=r"11 processes take 0\.6 GB for Python.* has 0\.5 GB; use --engine sim"):
+        prepare(RunSpec("blobs", engine="torch", workers=11))
+    prepare(RunSpec("blobs", engine="torch", workers=10))
+
+
 def test_a_batch_that_nobody_asked_for_is_no_larger_than_what_a_worker_has() -> None:
     training = prepare(RunSpec("", engine="sim", workers=12), task())  # 37 samples, batches of 4
     assert training.plan.batch == 3

@@ -95,6 +95,46 @@ def test_batch_norm_goes_on_as_in_one_process() -> None:
         assert_alike(model.double(), torch.randn(4, 1, 9, 8).double(), 3, "domain=3")
 
 
+def test_batch_norm_without_a_bias_has_its_weight() -> None:
+    norm = nn.BatchNorm2d(3, bias=False)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.ReLU())
+    assert_alike(model.double(), torch.randn(4, 1, 9, 8).double(), 2, "domain=2")
+
+
+@pytest.mark.parametrize(("kernel", "padding", "dilation"), [(9, 4, 1), (5, 4, 2), (2, 1, 3)])
+def test_a_halo_larger_than_a_tile(kernel: int, padding: int, dilation: int) -> None:
+    """It has parts of several tiles, and some outputs see nothing of their own rank's."""
+    model = nn.Sequential(nn.Conv2d(2, 3, kernel, padding=padding, dilation=dilation), nn.Tanh(), nn.Conv2d(3, 2, 3))
+    for grid, ranks in (("6", 6), ("3x2", 6), ("1x4", 4)):
+        assert_alike(model.double(), torch.randn(2, 2, 9, 10).double(), ranks, f"domain={grid}")
+
+
+def test_strides_larger_than_the_kernel() -> None:
+    """Then there are inputs that nobody needs."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 1, stride=3), nn.AvgPool2d(1, 2), nn.Conv2d(3, 2, (2, 1), padding=1))
+    assert_alike(model.double(), torch.randn(2, 2, 23, 19).double(), 3, "domain=3")
+
+
+def test_a_frozen_convolution_sends_no_gradients() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 3)).double()
+    model[0].requires_grad_(False)
+    x = torch.randn(4, 1, 9, 8).double()
+    assert_alike(model, x, 2, "domain=2")
+    layers = {layer.name: layer.sent for layer in survey(model, Layout.parse("domain=2"), x)}
+    *_, sent = split_gradient(model, x, 2, "domain=2")
+    assert sent == sum(layers.values())
+
+
+def test_one_layer_may_stand_in_several_places() -> None:
+    relu, convolution = nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), relu, convolution, relu, convolution, nn.Flatten(), nn.Linear(84, 3))
+    x = torch.randn(4, 1, 9, 8).double()
+    assert_alike(model.double(), x, 2, "domain=2")
+    *_, sent = split_gradient(model, x, 2, "domain=2")
+    assert sent == sum(layer.sent for layer in survey(model, Layout.parse("domain=2"), x))
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [

@@ -95,6 +95,7 @@ def test_replicas_are_as_far_apart_as_those_in_one_piece() -> None:
         ({"layout": "tensor=2,data=2", "workers": 6}, "data=2 x tensor=2 is not 6 ranks; use --workers 4"),
         ({"layout": "tensor=0"}, "tensor must be 1 or more, got 0"),
         ({"layout": "sensor=2"}, "did you mean tensor"),
+        ({"layout": "tensor=2,data=2,tensor=3"}, "layout: option tensor is given twice; leave one out"),
         ({"layout": "tensor=2", "strategy": "hogwild"}, "strategy hogwild: the parts of a split model"),
         ({"layout": "tensor=2", "strategy": "server"}, "strategy server: the parts of a split model"),
         ({"layout": "tensor=2", "optimizer": "lars"}, "optimizer lars looks at whole layers"),

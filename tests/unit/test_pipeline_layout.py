@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_layouts import TASK, assert_same, doubled, fit, perceptron
-from torch import nn
+from test_layouts import TASK, assert_same, doubled, fit, perceptron, task
+from torch import Tensor, nn
 
 import hocket
 from hocket import UserError
 from hocket.layouts.mesh import Layout, Schedule
 from hocket.layouts.microbatches import actions, bubble, pieces
-from hocket.layouts.pipeline import balanced, costs_of, layers_of
+from hocket.layouts.pipeline import balanced, costs_of, layers_of, may_end
 from hocket.layouts.survey import survey
 
 STAGES, BATCHES = st.integers(1, 6), st.integers(1, 12)
@@ -67,7 +68,7 @@ def test_stages_are_as_even_as_they_can_be(costs: list[tuple[int, bool]], stages
 
     cuts = [(*inner, len(costs)) for inner in combinations(range(1, len(costs)), stages - 1)]
     allowed = [ends for ends in cuts if all(any(trained for _, trained in s) for s in stages_of(ends))]
-    found = balanced([float(c) for c, _ in costs], [trained for _, trained in costs], stages)
+    found = balanced([float(c) for c, _ in costs], [trained for _, trained in costs], [True] * len(costs), stages)
     if not allowed:
         assert found == []
         return
@@ -146,6 +147,64 @@ def test_a_pipeline_sends_the_bytes_that_were_told_beforehand(layout: str) -> No
     assert told > 0
     made = hocket.fit(NORMLESS, layout=layout, engine="threads", progress=False, steps=6)
     assert made.bytes_sent == 6 * told
+
+
+def assert_learns_as_one_process(model: Callable[[], nn.Module], layout: str) -> None:
+    made = task(model=model)
+    alone = hocket.fit(made, strategy="serial", workers=1, engine="threads", progress=False)
+    assert_same(hocket.fit(made, layout=layout, engine="threads", progress=False), alone)
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.Linear(5, 9), nn.Linear(9, 3))
+    model[2].weight = model[0].weight
+    return model.double()
+
+
+def test_layers_that_share_a_parameter_are_in_one_stage() -> None:
+    assert may_end(layers_of(tied(), 2)) == [False, False, True, True, True]
+    assert_learns_as_one_process(tied, "pipeline=2,microbatches=2")
+    with pytest.raises(UserError, match=r"pipeline=4: layers that share a parameter must be in one stage, which"):
+        hocket.fit(task(model=tied), layout="pipeline=4", engine="threads", progress=False)
+
+
+@pytest.mark.parametrize("stages", ["", ",stages=1+4"])
+def test_layers_that_work_in_place(stages: str) -> None:
+    def in_place() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(5, 12), nn.ReLU(inplace=True), nn.Linear(12, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)
+        ).double()
+
+    assert_learns_as_one_process(in_place, f"pipeline=2,microbatches=3{stages}")
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Sum(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
+def test_stages_send_each_other_one_tensor() -> None:
+    made = task(model=lambda: nn.Sequential(nn.Linear(5, 4), Pair(), Sum(), nn.Linear(4, 3)).double())
+    with pytest.raises(UserError, match=r"pipeline=2: 1 \(Pair\) gives a tuple, and stages send each other one tensor"):
+        hocket.fit(made, layout="pipeline=2", engine="threads", progress=False)
+
+
+def with_one_activation() -> nn.Module:
+    tanh = nn.Tanh()
+    return nn.Sequential(nn.Linear(5, 12), tanh, nn.Linear(12, 9), tanh, nn.Linear(9, 3)).double()
+
+
+@pytest.mark.parametrize("layout", ["pipeline=2,stages=2+3", "pipeline=3,stages=2+2+1"])
+def test_one_activation_may_stand_in_several_places(layout: str) -> None:
+    layers = survey(with_one_activation(), Layout.parse(layout), doubled()[0][:8])
+    made = hocket.fit(task(model=with_one_activation), layout=layout, engine="threads", progress=False, steps=2)
+    assert made.bytes_sent == 2 * sum(layer.sent for layer in layers) > 0
+    assert {layer.name: layer.how for layer in layers if layer.sent}["1"] == "stage 1"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_no_wake_up_is_missed(crowded: bool) -> None:
     """Two ranks that answer each other, with waits before and after the other has gone to sleep."""
 
     def main(rank: Rank) -> int:
-        comm, other = joined(rank, deadline_s=5.0, crowded=crowded), 1 - rank.comm.rank
+        comm, other = joined(rank, crowded=crowded), 1 - rank.comm.rank
         for number in range(1500):
             if rank.comm.rank == number % 2:
                 comm.isend(other, Message("", (number,)))

@@ -99,6 +99,8 @@ def parse_options(cls: type[Any], owner: str, text: str) -> dict[str, Any]:
             raise UserError(unknown(f"option of {owner}", key, known))
         if not equals:
             raise UserError(f"{owner}: option {key} needs a value; write {key}=VALUE")
+        if key in values:
+            raise UserError(f"{owner}: option {key} is given twice; leave one out")
         default = next(f.default for f in options(cls) if f.name == key)
         if default == math.inf and value.strip() == "inf":
             values[key] = default

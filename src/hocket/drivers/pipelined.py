@@ -15,6 +15,7 @@ from hocket.core.message import Message
 from hocket.core.spans import Spans, unseen
 from hocket.drivers.gradients import EVALUATED, Ready, Source, casting
 from hocket.drivers.plan import Plan
+from hocket.layouts.exchange import given
 from hocket.layouts.microbatches import actions, pieces
 from hocket.layouts.placing import Placed
 from hocket.layouts.portion import Portion
@@ -77,7 +78,7 @@ class Pipelined:
             if way == "there":
                 x = self.train.take(part)[0].to(self._device) if self._stage == 0 else self._received(-1)
                 with self.spans("forward"), self._busy(THERE * share), self._cast():
-                    y = self._module(x)
+                    y = self._module(given(x))
                     if self._stage == self._last:
                         y = self._loss(y, part) * (len(part) / len(index))
                         loss += y.detach()

@@ -254,6 +254,7 @@ class Session:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, all workers are here and nothing is on its way: the moment at which a run can be saved."""
+        self.worker.settle()
         answers = self._ask_servers("away")  # not for free: it must not overtake what was sent before
         with self.rank.clock.free():
             self.comm.barrier()  # inside the clock: who is early waits

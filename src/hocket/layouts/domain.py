@@ -1,13 +1,10 @@
 """Domain parallelism: each image is shared out over a grid of ranks, and only the rims of the tiles travel.
 
-Gholami et al. 2018. Every rank has all weights; a convolution or pooling first fetches what its outputs need of the
+Gholami et al. 2018. Every rank has all weights; a convolution or pooling gets what its outputs need of the
 neighbours' tiles. At the first layer that is none of these the image is gathered, and all go on with the whole of it.
 """
 
 from __future__ import annotations
-
-import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,63 +12,13 @@ from torch.nn import functional as F
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
+from hocket.layouts.convolution import Place, convolve
 from hocket.layouts.exchange import enter, total
-from hocket.layouts.halo import Box, Tiling, assemble, fetch, fetch_bytes
+from hocket.layouts.halo import Box, Tiling, Trade, assemble, fetch, fetch_bytes
 from hocket.layouts.mesh import Layout
-from hocket.layouts.pipeline import Named, flat
+from hocket.layouts.pipeline import Named, flat, in_turn
 from hocket.layouts.tensor import ELEMENTWISE
-
-Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
-"""What each layer gets and gives in a step, by its name."""
-
-
-class Window(NamedTuple):
-    """What a layer sees of an image for one output: pairs are of rows and columns."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    before: tuple[int, int]
-    """Padding above, and to the left."""
-    after: tuple[int, int]
-    fill: float
-
-    def outputs(self, size: int, axis: int) -> int:
-        """How many there are along an axis of so many inputs."""
-        padded = size + self.before[axis] + self.after[axis]
-        return (padded - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // self.stride[axis] + 1
-
-    def needs(self, outputs: Box) -> Box:
-        """The inputs that a box of outputs follows from."""
-
-        def reach(first: int, end: int, axis: int) -> tuple[int, int]:
-            begin = first * self.stride[axis] - self.before[axis]
-            last = (end - 1) * self.stride[axis] - self.before[axis]
-            return begin, last + self.dilation[axis] * (self.kernel[axis] - 1) + 1
-
-        return Box(*reach(outputs.top, outputs.bottom, 0), *reach(outputs.left, outputs.right, 1))
-
-
-def window(layer: nn.Module) -> Window | None:
-    """Of a layer that can work on tiles; None of any other."""
-    match layer:
-        case nn.Conv2d() if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-            left, right, top, bottom = layer._reversed_padding_repeated_twice
-            sides = (_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation))
-            return Window(*sides, (top, left), (bottom, right), 0.0)
-        case nn.MaxPool2d() if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
-            padding = _pair(layer.padding)
-            sides = (_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation))
-            return Window(*sides, padding, padding, -math.inf)
-        case nn.AvgPool2d() if type(layer) is nn.AvgPool2d and not layer.ceil_mode and layer.divisor_override is None:
-            padding = _pair(layer.padding)
-            if layer.count_include_pad or padding == (0, 0):
-                return Window(_pair(layer.kernel_size), _pair(layer.stride), (1, 1), padding, padding, 0.0)
-    return None
-
-
-def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+from hocket.layouts.window import Window, window
 
 
 def works_on_tiles(layer: nn.Module) -> bool:
@@ -95,8 +42,8 @@ class Tiled(nn.Module):
         for path, layer in zip(self.paths, self.layers, strict=True):
             if (seen := window(layer)) is not None:
                 after = next_tiling(tiling, seen, f"{path} ({type(layer).__name__})")
-                x = fetch(self.comm, x, tiling.tiles, [seen.needs(tile) for tile in after.tiles], seen.fill)
-                x, tiling = self._seen(layer, x), after
+                trade = Trade(self.comm, tiling.tiles, [seen.needs(tile) for tile in after.tiles])
+                x, tiling = self._seen(layer, seen, trade, after.tile(self.comm.rank), x), after
             elif isinstance(layer, nn.BatchNorm2d):
                 x = self._normalised(layer, x, len(images) * tiling.height * tiling.width)
             else:
@@ -107,16 +54,17 @@ class Tiled(nn.Module):
         """A parameter that all ranks have: each finds the gradient on its tile, and they add them up."""
         return None if parameter is None else enter(self.comm, parameter)
 
-    def _seen(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """What a window slides over has its padding already."""
+    def _seen(self, layer: nn.Module, seen: Window, trade: Trade, outputs: Box, x: Tensor) -> Tensor:
+        """What a layer with a window makes of it. What pooling slides over has its padding already."""
         match layer:
             case nn.Conv2d():
-                weight = enter(self.comm, layer.weight)
-                return F.conv2d(x, weight, self._whole(layer.bias), layer.stride, 0, layer.dilation, layer.groups)
+                return convolve(
+                    Place(layer, seen, trade, outputs), x, enter(self.comm, layer.weight), self._whole(layer.bias)
+                )
             case nn.MaxPool2d():
-                return F.max_pool2d(x, layer.kernel_size, layer.stride, 0, layer.dilation)
+                return F.max_pool2d(fetch(trade, x, seen.fill), layer.kernel_size, layer.stride, 0, layer.dilation)
             case nn.AvgPool2d():
-                return F.avg_pool2d(x, layer.kernel_size, layer.stride, 0)
+                return F.avg_pool2d(fetch(trade, x, seen.fill), layer.kernel_size, layer.stride, 0)
         raise AssertionError(f"a {type(layer).__name__} has no window")
 
     def _normalised(self, layer: nn.BatchNorm2d, x: Tensor, count: int) -> Tensor:
@@ -130,9 +78,9 @@ class Tiled(nn.Module):
         if layer.training and layer.running_mean is not None:
             self._remember(layer, mean.detach(), variance.detach() * (count / (count - 1)))
         y = apart * torch.rsqrt(variance + layer.eps)[:, None, None]
-        if weight is not None and bias is not None:
-            y = y * weight[:, None, None] + bias[:, None, None]
-        return y
+        if weight is not None:
+            y = y * weight[:, None, None]
+        return y if bias is None else y + bias[:, None, None]
 
     def _remember(self, layer: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
         assert layer.running_mean is not None and layer.running_var is not None
@@ -142,21 +90,21 @@ class Tiled(nn.Module):
         layer.running_mean.mul_(1 - share).add_(mean, alpha=share)
         layer.running_var.mul_(1 - share).add_(variance, alpha=share)
 
-    def traffic(self, calls: Calls) -> dict[str, int]:
+    def traffic(self, images: Tensor) -> dict[str, int]:
         """Bytes that all ranks together send for each layer in a step; what gathers the images counts to the last."""
-        (first, _) = calls[self.paths[0]][0]
-        tiling, others, sent = first_tiling(first[0], self.layout), self.comm.size - 1, {}
-        for path, layer in zip(self.paths, self.layers, strict=True):
-            ((x,), y) = calls[path][0]
-            sent[path] = 2 * others * sum(p.numel() * p.element_size() for p in layer.parameters())
+        tiling, others, sent = first_tiling(images, self.layout), self.comm.size - 1, {}
+        layers = [Named(path, layer) for path, layer in zip(self.paths, self.layers, strict=True)]
+        calls = list(in_turn(layers, images))
+        for (path, layer), (x, _) in zip(layers, calls, strict=True):
+            sent[path] = 2 * others * sum(p.numel() * p.element_size() for p in layer.parameters() if p.requires_grad)
             if (seen := window(layer)) is not None:
                 after = next_tiling(tiling, seen, path)
                 one_way = fetch_bytes(x, tiling.tiles, [seen.needs(tile) for tile in after.tiles])
                 sent[path] += (1 + x.requires_grad) * one_way
                 tiling = after
-            elif isinstance(layer, nn.BatchNorm2d):  # two moments, there and back
-                sent[path] += 2 * 2 * 2 * others * layer.num_features * x.element_size()
-        sent[self.paths[-1]] += fetch_bytes(y, tiling.tiles, [tiling.all] * self.comm.size)
+            elif isinstance(layer, nn.BatchNorm2d):  # two moments
+                sent[path] += (1 + x.requires_grad) * 2 * 2 * others * layer.num_features * x.element_size()
+        sent[self.paths[-1]] += fetch_bytes(calls[-1][1], tiling.tiles, [tiling.all] * self.comm.size)
         return sent
 
 

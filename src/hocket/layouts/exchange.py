@@ -89,6 +89,17 @@ class _Reduce(torch.autograd.Function):
         return None, g
 
 
+class _Given(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
 # A Function's apply has no types of its own.
 
 
@@ -113,3 +124,9 @@ def reduced(comm: Comm, x: Tensor) -> Tensor:
 def total(comm: Comm, x: Tensor) -> Tensor:
     """The sum over all ranks, of which each uses the result in its own way: gradients are added up too."""
     return enter(comm, reduced(comm, x))
+
+
+def given(x: Tensor) -> Tensor:
+    """A leaf as a layer may have it that works in place, which autograd forbids with a leaf that wants a gradient."""
+    same: Tensor = _Given.apply(x)  # type: ignore[no-untyped-call]
+    return same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hocket.core.comm import Comm
+from hocket.core.comm import Comm, Request
 from hocket.core.message import Message
 from hocket.layouts.exchange import shares, span
 
@@ -32,6 +33,10 @@ class Box(NamedTuple):
         """The smallest that has both."""
         top, left = min(self.top, other.top), min(self.left, other.left)
         return Box(top, max(self.bottom, other.bottom), left, max(self.right, other.right))
+
+    def within(self, other: Box) -> tuple[int, int, int, int]:
+        """How far its sides are inside those of another: top, bottom, left and right."""
+        return self.top - other.top, other.bottom - self.bottom, self.left - other.left, other.right - self.right
 
     @property
     def area(self) -> int:
@@ -66,13 +71,50 @@ class Tiling:
         return Box(0, self.height, 0, self.width)
 
 
-def _exchange(comm: Comm, give: list[tuple[int, Tensor]], take: list[int]) -> dict[int, Tensor]:
-    """Send each its part, and get what others have."""
-    requests = [comm.isend(to, Message("halo", (), (part.contiguous(),)), _TAG) for to, part in give]
-    found = {source: comm.recv(source, _TAG)[1].tensors[0] for source in take}
-    for request in requests:
-        request.wait()
-    return found
+@dataclass(frozen=True)
+class Trade:
+    """What the ranks have, each its tile, and what each needs."""
+
+    comm: Comm
+    tiles: list[Box]
+    needs: list[Box]
+
+    @property
+    def tile(self) -> Box:
+        return self.tiles[self.comm.rank]
+
+    @property
+    def need(self) -> Box:
+        return self.needs[self.comm.rank]
+
+    @property
+    def own(self) -> Box:
+        """What this rank needs and has."""
+        return self.tile.meet(self.need)
+
+    @property
+    def taken(self) -> dict[int, Box]:
+        """What this rank needs of each other one's tile."""
+        return self._others([tile.meet(self.need) for tile in self.tiles])
+
+    @property
+    def given(self) -> dict[int, Box]:
+        """What each other rank needs of this one's tile."""
+        return self._others([self.tile.meet(need) for need in self.needs])
+
+    def _others(self, met: list[Box]) -> dict[int, Box]:
+        return {r: box for r, box in enumerate(met) if r != self.comm.rank and box.area}
+
+    def start(self, parts: Mapping[int, Tensor]) -> list[Request]:
+        """Send each rank its part."""
+        return [self.comm.isend(r, Message("halo", (), (part.contiguous(),)), _TAG) for r, part in parts.items()]
+
+    def finish(self, requests: list[Request], sources: Iterable[int]) -> dict[int, Tensor]:
+        """What others sent; and wait until they have what this rank did."""
+        found = {r: self.comm.recv(r, _TAG)[1].tensors[0] for r in sources}
+        for request in requests:
+            request.wait()
+        return found
 
 
 def _fill_outside(tensor: Tensor, box: Box, inside: Box, value: float) -> None:
@@ -88,35 +130,29 @@ class _Fetch(torch.autograd.Function):
     """From tiles to the boxes that ranks need; on the way back, gradients are added where the tiles are."""
 
     @staticmethod
-    def forward(ctx: Any, comm: Comm, x: Tensor, tiles: list[Box], needs: list[Box], fill: float) -> Tensor:
-        me, others = comm.rank, [r for r in range(comm.size) if r != comm.rank]
-        ctx.comm, ctx.tiles, ctx.needs, ctx.others = comm, tiles, needs, others
-        give = [(r, tiles[me].meet(needs[r]).of(x, tiles[me])) for r in others if tiles[me].meet(needs[r]).area]
-        take = [r for r in others if tiles[r].meet(needs[me]).area]
-        need = needs[me]
+    def forward(ctx: Any, trade: Trade, x: Tensor, fill: float) -> Tensor:
+        ctx.trade = trade
+        requests = trade.start({r: box.of(x, trade.tile) for r, box in trade.given.items()})
+        need, own = trade.need, trade.own
         out = x.new_empty((*x.shape[:-2], need.bottom - need.top, need.right - need.left))
-        _fill_outside(out, need, need.meet(tiles[0].around(tiles[-1])), fill)
-        mine = tiles[me].meet(need)
-        mine.of(out, need).copy_(mine.of(x, tiles[me]))
-        for r, part in _exchange(comm, give, take).items():
-            tiles[r].meet(need).of(out, need).copy_(part)
+        _fill_outside(out, need, need.meet(trade.tiles[0].around(trade.tiles[-1])), fill)
+        own.of(out, need).copy_(own.of(x, trade.tile))
+        for r, part in trade.finish(requests, trade.taken).items():
+            trade.taken[r].of(out, need).copy_(part)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None, None, None]:
-        comm, tiles, needs, others = ctx.comm, ctx.tiles, ctx.needs, ctx.others
-        me = comm.rank
-        tile, need = tiles[me], needs[me]
-        give = [(r, tiles[r].meet(need).of(g, need)) for r in others if tiles[r].meet(need).area]
-        take = [r for r in others if tile.meet(needs[r]).area]
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
+        trade: Trade = ctx.trade
+        requests = trade.start({r: box.of(g, trade.need) for r, box in trade.taken.items()})
+        tile, own = trade.tile, trade.own
         out = g.new_empty((*g.shape[:-2], tile.bottom - tile.top, tile.right - tile.left))
-        mine = tile.meet(need)
-        _fill_outside(out, tile, mine, 0.0)
-        mine.of(out, tile).copy_(mine.of(g, need))
-        for r, part in _exchange(comm, give, take).items():
-            tile.meet(needs[r]).of(out, tile).add_(part)
-        return None, out, None, None, None
+        _fill_outside(out, tile, own, 0.0)
+        own.of(out, tile).copy_(own.of(g, trade.need))
+        for r, part in trade.finish(requests, trade.given).items():
+            trade.given[r].of(out, tile).add_(part)
+        return None, out, None
 
 
 class _Assemble(torch.autograd.Function):
@@ -125,8 +161,7 @@ class _Assemble(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, comm: Comm, x: Tensor, tiling: Tiling) -> Tensor:
         ctx.tile, ctx.all = tiling.tile(comm.rank), tiling.all
-        everything = [tiling.all] * comm.size
-        out: Tensor = _Fetch.forward(ctx, comm, x, tiling.tiles, everything, 0.0)
+        out: Tensor = _Fetch.forward(ctx, Trade(comm, tiling.tiles, [tiling.all] * comm.size), x, 0.0)
         return out
 
     @staticmethod
@@ -147,9 +182,11 @@ def fetch_bytes(like: Tensor, tiles: list[Box], needs: list[Box]) -> int:
     return sent
 
 
-def fetch(comm: Comm, x: Tensor, tiles: list[Box], needs: list[Box], fill: float) -> Tensor:
+def fetch(trade: Trade, x: Tensor, fill: float) -> Tensor:
     """What this rank needs, from those who have it; beyond the image it is `fill`."""
-    fetched: Tensor = _Fetch.apply(comm, x, tiles, needs, fill)  # type: ignore[no-untyped-call]
+    if trade.needs == trade.tiles:
+        return x
+    fetched: Tensor = _Fetch.apply(trade, x, fill)  # type: ignore[no-untyped-call]
     return fetched
 
 

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket.core.errors import UserError
 from hocket.core.seeds import generators_as_they_were
+from hocket.layouts.exchange import given
 from hocket.layouts.mesh import Layout
 
 Agree = Callable[[list[float]], list[float]]
@@ -53,6 +55,14 @@ def flat(model: nn.Sequential, path: str) -> Iterator[Named]:
             yield Named(here, child)
 
 
+def in_turn(layers: Sequence[Named], x: Any) -> Iterator[tuple[Any, Any]]:
+    """What each layer gets and gives. One that stands in several places may give other things in each."""
+    for layer in layers:
+        y = layer.module(x)
+        yield x, y
+        x = y
+
+
 def is_trained(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
@@ -71,8 +81,18 @@ def by_hand(layers: Sequence[Named], text: str, stages: int) -> list[int]:
     return ends
 
 
-def balanced(costs: Sequence[float], trained: Sequence[bool], stages: int) -> list[int]:
-    """Where each stage ends, so that the most expensive one costs as little as it can; each has something to train."""
+def may_end(layers: Sequence[Named]) -> list[bool]:
+    """Whether a stage may end behind each layer: not between two that share a parameter."""
+    places: dict[nn.Parameter, list[int]] = {}
+    for at, layer in enumerate(layers):
+        for p in layer.module.parameters():
+            places.setdefault(p, []).append(at)
+    return [all(at >= used[-1] or at < used[0] for used in places.values()) for at in range(len(layers))]
+
+
+def balanced(costs: Sequence[float], trained: Sequence[bool], ends: Sequence[bool], stages: int) -> list[int]:
+    """Where each stage ends, so that the most expensive one costs as little as it can; each has something to train,
+    and ends where it may. Empty where that cannot be."""
     total, count = [0.0, *accumulate(costs)], [0, *accumulate(map(int, trained))]
     n = len(costs)
     nowhere: tuple[float, list[int]] = (float("inf"), [])
@@ -82,7 +102,7 @@ def balanced(costs: Sequence[float], trained: Sequence[bool], stages: int) -> li
         for end in range(1, n + 1):
             for begin in range(end):
                 most = max(before[begin][0], total[end] - total[begin])
-                if count[end] > count[begin] and most < row[end][0]:
+                if ends[end - 1] and count[end] > count[begin] and most < row[end][0]:
                     row[end] = most, [*before[begin][1], end]
         best.append(row)
     return best[stages][n][1]
@@ -92,18 +112,45 @@ def ends_of(layers: Sequence[Named], layout: Layout, inputs: Any, *, timed: bool
     """Where each stage ends: as the layout says, or by cost. `agree` makes all ranks' costs the same."""
     if layout.stages:
         return by_hand(layers, layout.stages, layout.pipeline)
-    costs = agree(costs_of(layers, inputs, timed=timed))
-    return balanced(costs, [is_trained(layer.module) for layer in layers], layout.pipeline)
+    return by_cost(layers, agree(costs_of(layers, inputs, timed=timed)), layout.pipeline)
+
+
+def by_cost(layers: Sequence[Named], costs: Sequence[float], stages: int) -> list[int]:
+    """Where each stage ends, from what the layers cost."""
+    ends = balanced(costs, [is_trained(layer.module) for layer in layers], may_end(layers), stages)
+    if not ends:
+        raise UserError(
+            f"pipeline={stages}: layers that share a parameter must be in one stage, which leaves fewer than {stages}; "
+            f"use tensor={stages}"
+        )
+    return ends
+
+
+def check_stages(model: nn.Module, layout: Layout, inputs: Any) -> None:
+    """Refuse layers that cannot be shared out as the layout says, or that cannot send each other what they give."""
+    layers = layers_of(model, layout.pipeline)
+    ends = by_hand(layers, layout.stages, layout.pipeline) if layout.stages else []
+    ends = ends or by_cost(layers, [1.0] * len(layers), layout.pipeline)
+    for number in range(layout.pipeline):
+        stage(layers, ends, number)
+    for layer, (_, y) in zip(layers[:-1], in_turn(layers, inputs), strict=False):
+        if not isinstance(y, Tensor):
+            raise UserError(
+                f"pipeline={layout.pipeline}: {layer.path} ({type(layer.module).__name__}) gives a {type(y).__name__}, "
+                f"and stages send each other one tensor; make it one module with the next layer, or use "
+                f"tensor={layout.pipeline}"
+            )
 
 
 def costs_of(layers: Sequence[Named], inputs: Any, *, timed: bool) -> list[float]:
     """What each layer costs, there and back: in seconds or, where seconds mean nothing, in operations."""
     found = []
-    x = inputs
+    x, wanted = inputs, False
     with generators_as_they_were():
         for layer in layers:
             tensors = _stand_ins(layer.module)
-            x = x.detach().requires_grad_(x.is_floating_point())
+            x = x.detach().requires_grad_(wanted and x.is_floating_point())
+            wanted |= is_trained(layer.module)
             if timed:
                 found.append(min(_seconds(layer.module, tensors, x) for _ in range(ROUNDS)))
             else:
@@ -132,15 +179,16 @@ def _seconds(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> float:
 def _operations(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> float:
     """Multiplications and additions; elements that are only moved count too, or an activation would cost nothing."""
     with FlopCounterMode(display=False) as counter:
-        y = _there_and_back(module, tensors, x)
-    return float(counter.get_total_flops() + x.numel() + y.numel())
+        outputs = _there_and_back(module, tensors, x)
+    return float(counter.get_total_flops() + x.numel() + sum(y.numel() for y in outputs))
 
 
-def _there_and_back(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    y: Tensor = functional_call(module, tensors, (x,))
-    if y.requires_grad:
-        torch.autograd.backward(y, torch.ones_like(y))
-    return y
+def _there_and_back(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+    outputs = [y for y in tree_leaves(functional_call(module, tensors, (given(x),))) if isinstance(y, Tensor)]
+    trained = [y for y in outputs if y.requires_grad]
+    if trained:
+        torch.autograd.backward(trained, [torch.ones_like(y) for y in trained])
+    return outputs
 
 
 def stage(layers: Sequence[Named], ends: Sequence[int], number: int) -> nn.Sequential:

@@ -16,13 +16,16 @@ from hocket.core.message import Message
 from hocket.core.seeds import generators_as_they_were
 from hocket.engines.local import LocalComm
 from hocket.engines.threads import ThreadWorld
-from hocket.layouts.domain import Calls, Tiled, tiled
+from hocket.layouts.domain import Tiled, tiled
 from hocket.layouts.dropout import drop_alike
 from hocket.layouts.mesh import Layout
 from hocket.layouts.microbatches import pieces
-from hocket.layouts.pipeline import by_hand, ends_of, layers_of, stage
+from hocket.layouts.pipeline import check_stages, ends_of, in_turn, layers_of
 from hocket.layouts.split import ByOutputs, Split
 from hocket.layouts.tensor import split
+
+Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
+"""What each layer gets and gives in a step, by its name; one that is used in several places goes by the first."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,12 @@ def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
         part = tiled(part, unconnected(layout.rows * layout.columns), layout)
         for module in part.modules():
             if isinstance(module, Tiled):
-                module.traffic(_calls(model, inputs))  # sees whether the images are large enough
+                module.traffic(inputs)  # sees whether the images are large enough
     if layout.tensor > 1:
         part = split(part, unconnected(layout.tensor))
     if layout.pipeline > 1:
-        layers = layers_of(part, layout.pipeline)
-        if layout.stages:
-            ends = by_hand(layers, layout.stages, layout.pipeline)
-            for number in range(layout.pipeline):
-                stage(layers, ends, number)
+        layers_of(part, layout.pipeline)
+        check_stages(copy.deepcopy(model), layout, inputs)
     return part
 
 
@@ -67,18 +67,19 @@ def survey(model: nn.Module, layout: Layout, inputs: Any) -> list[Layer]:
     """All layers that have parameters or send something, in the order of the model. Refuses what cannot be split."""
     calls = _calls(model, inputs)
     part = check(model, layout, inputs)
-    sends = _boundaries(model, part, layout, inputs, calls) if layout.pipeline > 1 else {}
+    sends = _boundaries(model, part, layout, inputs) if layout.pipeline > 1 else {}
     for module in part.modules():
         if isinstance(module, Tiled):
-            sends = {path: ("on tiles", sent) for path, sent in module.traffic(calls).items()}
+            sends = {path: ("on tiles", sent) for path, sent in module.traffic(inputs).items()}
     shared = {m.path: m for m in part.modules() if isinstance(m, Split)}
-    found = []
-    for name, module in model.named_modules():
+    found, known = [], set[nn.Module]()
+    for name, module in model.named_modules(remove_duplicate=False):
         if any(name.startswith(f"{path}.") for path in shared):
             continue
         own = shared.get(name)
         stage_number, sent = sends.get(name, ("", 0))
-        whole = sum(p.numel() for p in module.parameters(recurse=own is not None))
+        whole = 0 if module in known else sum(p.numel() for p in module.parameters(recurse=own is not None))
+        known.add(module)
         if not whole and not sent:
             continue
         if own:
@@ -89,9 +90,7 @@ def survey(model: nn.Module, layout: Layout, inputs: Any) -> list[Layer]:
     return found
 
 
-def _boundaries(
-    model: nn.Module, part: nn.Module, layout: Layout, inputs: Any, calls: Calls
-) -> dict[str, tuple[str, int]]:
+def _boundaries(model: nn.Module, part: nn.Module, layout: Layout, inputs: Any) -> dict[str, tuple[str, int]]:
     """Of each layer of a pipeline: its stage, and what is sent behind it, there and back, micro-batch by micro-batch.
 
     Where layers are split, every rank sends what it has to the one with the same share of the next stage: all of an
@@ -100,11 +99,12 @@ def _boundaries(
     layers = layers_of(copy.deepcopy(model), layout.pipeline)
     apart = _kept_apart([layer.module for layer in layers_of(part, layout.pipeline)])
     ends = ends_of(layers, layout, inputs, timed=True)
+    with generators_as_they_were():
+        outputs = [output for _, output in in_turn(layers, inputs)]
     found = {}
     for number, (begin, end) in enumerate(pairwise([0, *ends])):
         for at in range(begin, end):
-            path = layers[at].path
-            ((_, output),) = calls[path]
+            path, output = layers[at].path, outputs[at]
             last = at + 1 == end and end < len(layers)
             shares = torch.split(output, apart[at], -1) if apart[at] else [output] * layout.tensor
             sent = sum(_there_and_back(layout, share) for share in shares) if last else 0

@@ -38,7 +38,7 @@ from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
 from hocket.run.rehearsal import too_high
 from hocket.run.resolve import resolve, settled
-from hocket.run.room import room
+from hocket.run.room import check_processes, room
 from hocket.run.signals import Interrupts
 from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
@@ -161,6 +161,8 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         reason = " (compiled workers)"
     spec = _with_room(spec, plan.made_strategy)
     chosen = make_engine(spec, text, plan.training_ranks)
+    if not spec.hosts:
+        check_processes(chosen, plan)
     device_of(plan.device, 0)
     _check_loaders(plan, train_samples)
     model = try_out(plan, task, train_samples, test_samples)
