@@ -2,9 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 PYTEST := $(VENV)/bin/python -m pytest
+# Hundreds of processes are started: none should compile the package again
+export PYTHONDONTWRITEBYTECODE :=
 SPREAD := --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow check format clean
+.PHONY: install demo test test-slow test-thorough check format clean
 
 install: $(STAMP)
 
@@ -26,6 +28,11 @@ FAILED := --last-failed --last-failed-no-failures none
 test-slow: install
 	$(PYTEST) -m slow --ignore tests/real $(SPREAD) || $(PYTEST) -m slow --ignore tests/real $(FAILED)
 	$(PYTEST) -m slow tests/real --durations 20 || $(PYTEST) -m slow tests/real $(FAILED)
+
+# Every combination of what the others take a choice of, and every repetition
+test-thorough: install
+	$(PYTEST) --thorough -m '' --ignore tests/real $(SPREAD)
+	$(PYTEST) --thorough -m '' tests/real
 
 check: install
 	$(VENV)/bin/ruff check .

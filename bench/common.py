@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
@@ -16,11 +18,40 @@ if TYPE_CHECKING:
     import hocket
 
 
+T = TypeVar("T")
+
+
 class Measured(NamedTuple):
     """A speed or a time, and the test accuracy of the run that had it; NaN where nothing was trained."""
 
     value: float
     accuracy: float = float("nan")
+
+
+TRIES = 3
+MOST_OF_OTHERS = 0.1
+"""The share of one core that others may use in a round that counts."""
+
+
+def others_s() -> float:
+    """Seconds of processor time that this machine has spent on other processes than this one and its children."""
+    with open("/proc/stat") as lines:
+        user, nice, system, _, _, irq, soft_irq = (int(word) for word in next(lines).split()[1:8])
+    own = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    ticks = user + nice + system + irq + soft_irq
+    return ticks / os.sysconf("SC_CLK_TCK") - sum(used.ru_utime + used.ru_stime for used in own)
+
+
+def undisturbed(run: Callable[[], T]) -> T:
+    """What a round gives. One that others disturb is made again, and said to be disturbed where all tries were."""
+    for _ in range(TRIES):
+        began, others = time.monotonic(), others_s()
+        found = run()
+        share = (others_s() - others) / (time.monotonic() - began)
+        if share <= MOST_OF_OTHERS:
+            return found
+    print(f"others used {share:.0%} of a core beside a round, {TRIES} times in turn", flush=True)
+    return found
 
 
 def speed_of(result: hocket.Result, unit: float = 1.0) -> Measured:
@@ -60,8 +91,8 @@ def compare(
     found: dict[str, list[Measured]] = {name_a: [], name_b: []}
     ratios = []
     for _ in range(rounds):
-        found[name_a].append(a())
-        found[name_b].append(b())
+        found[name_a].append(undisturbed(a))
+        found[name_b].append(undisturbed(b))
         ratios.append(found[name_a][-1].value / found[name_b][-1].value)
     for name, runs in found.items():
         print(f"{name}: median {shown(runs)} {unit}", flush=True)

@@ -1,14 +1,16 @@
 """Whether the simulator tells the truth: its step times against real ones, on this machine.
 
-`python bench/simulated.py [RANKS ...]`, by default 1, 2 and 4. mnist-mlp, batch 64: all-reduce and the asynchronous
-server on mpi, HOGWILD! in compiled threads. The simulator is told what was measured a moment before, and none of the
-times that it shall foretell: the gradient of one rank while as many as there are cores compute beside it, without a
-word between them; the all-reduces of two ranks, or the messages of one and a server and what that does; the speed at
-which threads that write one vector do it. Real and simulated runs take turns; of each there is the median of ROUNDS.
+`python bench/simulated.py [RANKS ...] [STRATEGY ...]`, by default 1, 2 and 4 ranks of each. mnist-mlp, batch 64:
+all-reduce and the asynchronous server on mpi, HOGWILD! in compiled threads. The simulator is told what was measured a
+moment before, and none of the times that it shall foretell: what each rank computes by itself, in the run's own code
+but without a word between them, while the others compute too; all-reduces, or the messages of one worker and its
+server, while nobody computes; the speed at which threads that write one vector do it. Real and simulated runs take
+turns; of each there is the median of ROUNDS.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import sys
@@ -20,38 +22,44 @@ from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
 
-import common  # noqa: F401 - sets one BLAS thread
+import common  # before NumPy is loaded: it sets one BLAS thread
 import numpy as np
 import torch
 from lost import Case, in_memory
 
 import hocket
 from hocket import optim
-from hocket.core.comm import Rank
-from hocket.core.message import Message
+from hocket.core.clock import RealClock
+from hocket.core.comm import ANY, Comm, Deferred, Op, Rank
+from hocket.core.hyperparameters import Hyperparameters
+from hocket.core.message import Lossy, Message
 from hocket.core.replica import Replica
 from hocket.core.sharing import Sharing
-from hocket.core.staleness import Staleness
 from hocket.drivers.gradients import WholeModel
+from hocket.drivers.own_loop import run_rank, serve_rank
+from hocket.drivers.plan import Plan
 from hocket.engines.catalogue import Listener, Program, engine
+from hocket.engines.sim_costs import collective_s
 from hocket.kernels.memory.vector import MappedVector
 from hocket.run.loading import load_task
-from hocket.tasks.base import compiled
+from hocket.run.spec import RunSpec
+from hocket.run.train import prepare
+from hocket.strategies import strategy as strategies
+from hocket.tasks.base import Task, compiled
 
-TASK, BATCH, ROUNDS = "mnist-mlp", 64, 3
-STEPS, FORETOLD = 400, 100
-"""Of a real run, and of a simulated one."""
+TASK, BATCH, LR, ROUNDS = "mnist-mlp", 64, 0.01, 3
+STEPS, FORETOLD, MEASURED = 400, 100, 200
+"""Of a real run, of a simulated one, and of what that is told; those are within an epoch."""
 WARM_UP = 20
 CORES = len(os.sched_getaffinity(0))
 WITHIN = 0.15
 
 
-def times(what: Callable[[], Any], count: int, before: Callable[[], Any] | None = None) -> list[float]:
+def times(what: Callable[[], Any], count: int, before: Callable[[], Any]) -> list[float]:
     """Seconds of each call, the first ones left out; `before` it comes what is not counted."""
     found = []
     for _ in range(WARM_UP + count):
-        if before is not None:
-            before()
+        before()
         began = time.perf_counter()
         what()
         found.append(time.perf_counter() - began)
@@ -68,14 +76,13 @@ def lognormal(seconds: list[float]) -> str:
 # What ranks of mpi measure.
 
 
-def own_step() -> Callable[[], None]:
+def step_alone() -> Callable[[], None]:
     """A step of one rank for itself: a gradient, and what the optimizer makes of it."""
-    torch.set_num_threads(1)
     task = load_task(TASK, 0)
     train, _ = task.load()
     replica = Replica(task.build_model(0))
     source = WholeModel(task, replica, train)
-    step = optim.step_of(optim.make(task.optimizer, replica, task.lr, task.momentum))
+    step = optim.step_of(optim.make(task.optimizer, replica, LR, 0.0))
     batches: Iterator[torch.Tensor] = cycle(torch.randperm(len(train)).split(BATCH))
 
     def one() -> None:
@@ -85,93 +92,205 @@ def own_step() -> Callable[[], None]:
     return one
 
 
-def gradients(rank: Rank, argument: dict[str, Any]) -> list[float]:
-    """Steps of one rank beside the others."""
-    step = own_step()
-    rank.comm.barrier()
-    return times(step, STEPS)
+class Alone:
+    """What a run needs of a communicator, for one rank: the others do as it does, and what it hears is made up."""
+
+    def __init__(self, rank: int, size: int, workers: int, made_up: Callable[[], tuple[int, Message]]) -> None:
+        self.rank, self.size, self._workers, self._made_up = rank, size, workers, made_up
+        self.sent: Callable[[int, Message], None] = lambda to, msg: None
+
+    def isend(self, to: int, msg: Message, tag: int = 0) -> Deferred:
+        self.sent(to, msg)
+        return Deferred(lambda: None)
+
+    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
+        return self._made_up()
+
+    def all_reduce(self, x: torch.Tensor, op: Op = "sum") -> None:
+        if op == "sum":
+            x *= self.size
+
+    def broadcast(self, x: torch.Tensor, root: int = 0) -> None:
+        pass
+
+    def barrier(self) -> None:
+        pass
+
+    def split(self, color: int, key: int = 0) -> Alone:
+        return Alone(0, 1 if color else self._workers, self._workers, self._made_up)
+
+    def counter(self, numbers: int = 1) -> Tickets:
+        return Tickets(self.size)
 
 
-def all_reduces(rank: Rank, argument: dict[str, Any]) -> list[float]:
-    """Mean seconds of an all-reduce of one and of all parameters, by two ranks.
+class Tickets:
+    """Numbers that all count up in turn."""
+
+    def __init__(self, size: int) -> None:
+        self._value, self._size = 0, size
+
+    def take(self, count: int = 1, number: int = 0) -> int:
+        before = self._value
+        self._value += count * self._size
+        return before
+
+    def close(self) -> None:
+        pass
+
+
+class Watch:
+    """Seconds that a rank computes from one `lap` to the next, by its own clock, which stands while others have its
+    core. It offers that in between, as ranks do that wait, so that it finds there what others leave in the caches."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self._began = time.thread_time()
+
+    def lap(self) -> None:
+        self.found.append(time.thread_time() - self._began)
+        os.sched_yield()
+        self._began = time.thread_time()
+
+
+def as_worker(here: Rank, plan: Plan, size: int) -> list[float]:
+    """Seconds of each step: all that the driver and the strategy compute for it."""
+    watch = Watch()
+    task = dataclasses.replace(load_task(TASK, 0), on_step=lambda progress: watch.lap())
+    train, test = task.load()
+    answer = Message("model", (0,), (torch.zeros(size_of(task)),))
+    alone: Any = Alone(0, size, plan.workers, lambda: (plan.workers, answer))
+    here.comm.barrier()
+    run_rank(dataclasses.replace(here, comm=alone, clock=RealClock(), tell=say_nothing), plan, task, train, test)
+    return watch.found[WARM_UP:]
+
+
+def as_server(here: Rank, plan: Plan) -> list[float]:
+    """Seconds of each push, which come from the workers in turn."""
+    task, watch = load_task(TASK, 0), Watch()
+    gradient = torch.full((size_of(task),), 1e-6)
+    settings = Hyperparameters(optim.make_flat("sgd", gradient, torch.zeros_like(gradient), LR, 0.0)).told(False)
+    read = [0] * plan.workers
+    """The version of the parameters that each worker was given last."""
+
+    def made_up() -> tuple[int, Message]:
+        watch.lap()
+        worker, turn = len(watch.found) % plan.workers, len(watch.found)
+        if turn > WARM_UP + MEASURED:
+            return worker, Message("done")
+        return worker, Message("push", (read[worker], BATCH, 1), (Lossy(gradient, "push/0"), settings))
+
+    def note(to: int, msg: Message) -> None:
+        read[to] = msg.ints[0]
+
+    alone: Any = Alone(plan.workers, plan.workers + 1, plan.workers, made_up)
+    alone.sent = note
+    here.comm.barrier()
+    serve_rank(dataclasses.replace(here, comm=alone, clock=RealClock(), tell=say_nothing), plan, task)
+    return watch.found[WARM_UP : WARM_UP + MEASURED]
+
+
+def say_nothing(kind: str, about: dict[str, Any], payload: bytes) -> None:
+    pass
+
+
+def size_of(task: Task) -> int:
+    return Replica(task.build_model(0)).x.numel()
+
+
+def all_reduces(comm: Comm, parameters: int) -> list[float]:
+    """Mean seconds of an all-reduce of one and of all parameters.
 
     Before each of them a rank takes a step for itself: what travels is then where a step leaves it, not in the caches.
     """
-    step = own_step()
+    step = step_alone()
 
     def meet_again() -> None:
         step()
-        rank.comm.barrier()
+        comm.barrier()
 
-    vectors = [torch.zeros(size) for size in (1, argument["parameters"])]
-    return [statistics.mean(times(partial(rank.comm.all_reduce, x), 200, meet_again)) for x in vectors]
+    vectors = [torch.zeros(size) for size in (1, parameters)]
+    return [statistics.mean(times(partial(comm.all_reduce, x), MEASURED, meet_again)) for x in vectors]
 
 
-def requests(rank: Rank, argument: dict[str, Any]) -> list[float]:
-    """Mean seconds in which the other rank answers with one and with all parameters, and of what it does in between.
+def requests(comm: Comm, parameters: int) -> list[float]:
+    """Mean seconds in which the last rank answers the first with one and with all parameters.
 
-    It is idle while this one takes a step for itself, as a server is.
+    It is idle while that one takes a step for itself, as a server is. The other workers sleep.
     """
-    sizes, asked = (1, argument["parameters"]), WARM_UP + 200
-    if rank.comm.rank == 0:
-        step, found = own_step(), []
-        for x in [torch.zeros(size) for size in sizes]:
+    sizes, server = (1, parameters), comm.size - 1
+    if comm.rank == server:
+        for _ in range(len(sizes) * (WARM_UP + MEASURED)):
+            comm.isend(0, comm.recv(0)[1])
+    if comm.rank > 0:
+        comm.recv(0)
+        return []
+    step, found = step_alone(), []
+    for x in [torch.zeros(size) for size in sizes]:
 
-            def ask(x: torch.Tensor = x) -> None:
-                rank.comm.isend(1, Message("", (), (x,)))
-                rank.comm.recv(1)
+        def ask(x: torch.Tensor = x) -> None:
+            comm.isend(server, Message("", (), (x,)))
+            comm.recv(server)
 
-            found.append(statistics.mean(times(ask, 200, step)))
-        return found
-    served = []
-    for size in sizes:
-        serve = serving(size)
-        for _ in range(asked):
-            _, message = rank.comm.recv()
-            began = time.perf_counter()
-            serve(message.tensors[0])
-            served.append(time.perf_counter() - began)
-            rank.comm.isend(0, message)
-    return [statistics.mean(served[WARM_UP:asked]), statistics.mean(served[asked + WARM_UP :])]
+        found.append(statistics.mean(times(ask, MEASURED, step)))
+    for other in range(1, comm.size):
+        comm.isend(other, Message("done")).wait()
+    return found
 
 
-def serving(parameters: int) -> Callable[[torch.Tensor], None]:
-    """What the server does with one gradient: it tempers it, steps, and keeps what the worker reads."""
+def measured(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
+    """What a rank computes for each step, or push, as in a run, while all others do so too and nobody waits; and what
+    they say to each other, while nobody computes."""
+    plan = Plan.from_json(argument)
     torch.set_num_threads(1)
-    x, g, read = torch.zeros((3, parameters))
-    step = optim.step_of(optim.make_flat("sgd", x, g, 0.1, 0.0))
-    staleness = Staleness("gap-mean", 2, x)
-
-    def serve(pushed: torch.Tensor) -> None:
-        g.copy_(staleness.temper(pushed, 0.1, 1, x, read))
-        step()
-        read.copy_(x)
-
-    return serve
+    work = as_server(rank, plan) if rank.comm.rank >= plan.workers else as_worker(rank, plan, rank.comm.size)
+    rank.comm.barrier()
+    said = requests if rank.comm.size > plan.workers else all_reduces
+    return [work, said(rank.comm, size_of(load_task(TASK, 0)))]
 
 
-def on_mpi(function: str, ranks: int, **argument: Any) -> list[Any]:
-    return engine.make("mpi").run(Program(f"simulated:{function}", argument), ranks, Listener())
+def mpi_options(strategy: str, workers: int, parameters: int) -> dict[str, str]:
+    """What a rank computes, and what ranks say to each other.
+
+    A message's bytes are copied by who sends and who receives it, on the cores that they compute on: half of the time
+    that they take is the worker's computing, and half the server's.
+    """
+    spec = RunSpec(
+        TASK, strategy=strategy, engine="mpi", workers=workers, batch=BATCH, lr=LR, momentum=0.0,
+        steps=WARM_UP + MEASURED, evaluate_every=1e6, trace=0,
+    )  # fmt: skip
+    plan, servers = prepare(spec).plan, strategies.make(strategy).server_ranks()
+    program = Program("simulated:measured", plan.to_json())
+    work, said = zip(*engine.make("mpi").run(program, workers + servers, Listener()), strict=True)
+    computed = [seconds for found in work[:workers] for seconds in found]
+    if not servers:
+        compute = {"compute": lognormal(computed), "memory": "1000000GB"}
+        return compute | collective_options(said[0], workers, parameters)
+    small_s, large_s = said[0]
+    copying_s = max(large_s - small_s, 0.0) / 2
+    return {
+        "compute": lognormal([seconds + copying_s for seconds in computed]),
+        "serve": f"{statistics.mean(work[workers]) + copying_s:.9f}s",
+        "latency": f"{small_s / 2:.9f}s",
+        "bandwidth": "1000000GB",
+        "memory": "1000000GB",
+    }
 
 
-def network_options(strategy: str, parameters: int) -> dict[str, str]:
-    """An all-reduce of two ranks takes 2 latencies and its bytes once; there and back two messages do."""
-    if strategy == "allreduce":
-        small_s, large_s = on_mpi("all_reduces", 2, parameters=parameters)[0]
-        each, serve_s = 4 * parameters, 0.0
-    else:
-        answered, served = on_mpi("requests", 2, parameters=parameters)
-        small_s, large_s = (seconds - work for seconds, work in zip(answered, served, strict=True))
-        each, serve_s = 8 * parameters, served[1]
-    bandwidth = each / max(large_s - small_s, 1e-9) / 1e9
-    return {"latency": f"{small_s / 2:.9f}s", "bandwidth": f"{bandwidth:.6f}GB", "serve": f"{serve_s:.9f}s"}
+def collective_options(said: list[float], ranks: int, parameters: int) -> dict[str, str]:
+    """What `sim` asks for an all-reduce is so many latencies, and its bytes so many times."""
+    if ranks == 1:
+        return {}
+    small_s, large_s = said
+    latencies, sent = (collective_s("all_reduce", 4 * parameters, ranks, *cost) for cost in ((1, 0), (0, 1)))
+    bandwidth = sent / max(large_s - small_s, 1e-9) / 1e9
+    return {"latency": f"{small_s / latencies:.9f}s", "bandwidth": f"{bandwidth:.6f}GB"}
 
 
 # What threads measure.
 
 
 def compiled_batches(threads: int) -> list[float]:
-    """Seconds of a batch in as many threads, each of which has a vector of its own."""
+    """Seconds that each of so many threads computes for a batch, with a vector of its own."""
     task = load_task(TASK, 0)
     train, _ = task.load()
     replica = Replica(task.build_model(0))
@@ -184,12 +303,12 @@ def compiled_batches(threads: int) -> list[float]:
         vector = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x)
         worker = kernel.worker(0, BATCH)
         order = np.random.default_rng(index).permutation(len(train))[: BATCH * STEPS]
-        worker.run_epoch(vector, order[: 20 * BATCH], 0.01)
+        worker.run_epoch(vector, order[: 20 * BATCH], LR)
         vector.control[:] = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x).control
         start.wait()
-        began = time.perf_counter()
-        worker.run_epoch(vector, order, 0.01)
-        found[index] = (time.perf_counter() - began) / STEPS
+        began = time.thread_time()
+        worker.run_epoch(vector, order, LR)
+        found[index] = (time.thread_time() - began) / STEPS
 
     with kernel.running():
         workers = [Thread(target=run, args=(index,)) for index in range(threads)]
@@ -204,7 +323,7 @@ def hogwild_options(threads: int, parameters: int) -> dict[str, str]:
     """In a vector of its own a thread's update is in its batch; what it costs more where others write is memory's."""
     alone_s = statistics.mean(compiled_batches(threads))
     case = Case(parameters, parameters, int(alone_s * 1e9), 200)
-    own_ns, shared_ns = (in_memory(case, n).update_ns for n in (1, threads))
+    own_ns, shared_ns = (in_memory(case, n).update_ns for n in (1, min(threads, CORES)))
     more_s = max(shared_ns - own_ns, 1.0) / 1e9
     return {"compute": f"lognormal:{alone_s:.9f}s:0.1", "memory": f"{3 * 4 * parameters / more_s / 1e9:.6f}GB"}
 
@@ -215,21 +334,16 @@ def hogwild_options(threads: int, parameters: int) -> dict[str, str]:
 def real(strategy: str, ranks: int) -> float:
     where = "threads" if strategy == "hogwild" else "mpi"
     result = hocket.fit(
-        TASK, strategy=strategy, engine=where, workers=ranks, batch=BATCH, steps=STEPS, trace=0, lr=0.01, progress=False
+        TASK, strategy=strategy, engine=where, workers=ranks, batch=BATCH, steps=STEPS, trace=0, lr=LR, progress=False
     )
     return result.seconds / result.steps
 
 
 def foretold(strategy: str, ranks: int, parameters: int) -> float:
-    busy = min(ranks, CORES)
-    if strategy == "hogwild":
-        options = hogwild_options(busy, parameters)
-    else:
-        seconds = [s for found in on_mpi("gradients", busy) for s in found]
-        options = {"compute": lognormal(seconds), "memory": "1000000GB"} | network_options(strategy, parameters)
-    sim: dict[str, Any] = {"cores": CORES, **options}
+    told = hogwild_options if strategy == "hogwild" else partial(mpi_options, strategy)
+    sim: dict[str, Any] = {"cores": CORES, **told(ranks, parameters)}
     result = hocket.fit(
-        TASK, strategy=strategy, engine="sim", sim=sim, workers=ranks, batch=BATCH, steps=FORETOLD, trace=0, lr=0.01,
+        TASK, strategy=strategy, engine="sim", sim=sim, workers=ranks, batch=BATCH, steps=FORETOLD, trace=0, lr=LR,
         progress=False,
     )  # fmt: skip
     return (result.virtual_seconds or 0.0) / result.steps
@@ -239,11 +353,14 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     torch.set_num_threads(1)
     parameters = Replica(load_task(TASK, 0).build_model(0)).x.numel()
+    common.say_where()
     print(f"{CORES} cores; milliseconds a step, medians of {ROUNDS} (from, to)")
     print("| strategy | ranks | real | `sim` | ratio |\n| --- | ---: | ---: | ---: | ---: |")
-    for strategy in ("allreduce", "server:mode=async", "hogwild"):
-        for ranks in [int(word) for word in sys.argv[1:]] or [1, 2, 4]:
-            found = [(real(strategy, ranks), foretold(strategy, ranks, parameters)) for _ in range(ROUNDS)]
+    chosen = [word for word in sys.argv[1:] if not word.isdigit()] or ["allreduce", "server:mode=async", "hogwild"]
+    for strategy in chosen:
+        for ranks in [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 2, 4]:
+            sides = partial(real, strategy, ranks), partial(foretold, strategy, ranks, parameters)
+            found = [[common.undisturbed(side) for side in sides] for _ in range(ROUNDS)]
             cells = [
                 f"{1e3 * statistics.median(side):.3f} ({1e3 * min(side):.3f}, {1e3 * max(side):.3f})"
                 for side in zip(*found, strict=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import statistics
 import sys
+from functools import partial
 
-from common import say_where, speed_of  # before NumPy is loaded: it sets one BLAS thread
+from common import say_where, speed_of, undisturbed  # before NumPy is loaded: it sets one BLAS thread
 
 import hocket
 
@@ -31,7 +32,7 @@ if __name__ == "__main__":
         for _ in range(ROUNDS):
             for workers in threads:
                 for method in METHODS:
-                    found.setdefault((method, workers), []).append(run(method, workers, batch))
+                    found.setdefault((method, workers), []).append(undisturbed(partial(run, method, workers, batch)))
         print(f"\nbatch {batch}: batches/s (mean staleness, in updates; test accuracy)", flush=True)
         print("| threads | " + " | ".join(METHODS) + " |\n| --- |" + " ---: |" * len(METHODS))
         for workers in threads:

@@ -124,7 +124,8 @@ class Hocket:
             for _ in range(rates):
                 meeting.wait()
                 part, lr = stretches[-1]
-                crew[index].run_epoch(seats[index], part[index % models :: models], lr)
+                # Copied, as kernels would be compiled once more for every other number of an array
+                crew[index].run_epoch(seats[index], part[index % models :: models].copy(), lr)
             cpu[index] = time.thread_time() - began
 
         threads = [threading.Thread(target=work, args=(index,)) for index in range(workers)]

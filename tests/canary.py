@@ -1,7 +1,7 @@
 """A workload that shows every torn read and lost update: each update adds 1 to all parameters.
 
-As a program it runs in processes: `canary.py count METHOD` or `canary.py kill METHOD` print what happened as JSON.
-The processes are forked from this one, which has one thread and all kernels loaded, so that they start at once.
+As a program it runs in processes: `canary.py count METHOD` or `canary.py kill METHOD KILLS` print what happened, in
+JSON. The processes are forked from this one, which has one thread and all kernels loaded, so that they start at once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hocket.kernels.memory.words import BROKEN, NEXT, NO_ROW, READ_VERSION, WORK
 
 TORN, BROKE = 0, 1
 WAIT_S = 100.0
+MOST = 500
 
 
 @kernel
@@ -169,14 +170,14 @@ def count(method: Any) -> dict[str, Any]:
     }
 
 
-def kill(method: Any, kills: int = 50) -> dict[str, Any]:
+def kill(method: Any, kills: int) -> dict[str, Any]:
     """Crews of 6 of which 5 are killed at work, one after the other; the last one must go on.
 
-    That is done until enough were killed and one of them held a lock or a slot, which is a hit.
+    That is done until enough were killed and one of them held a lock or a slot, which is a hit, but not for ever.
     """
     chance = random.Random()
     result = dict(kills=0, hits=0, crews=0, went_on=0, broke=0, hung=0, torn=0, recovered=0, left=0)
-    while result["kills"] < kills or (method != "hogwild" and not result["hits"] and result["kills"] < 10 * kills):
+    while result["kills"] < kills or (method != "hogwild" and not result["hits"] and result["kills"] < MOST):
         deadline_s = 0.3 if method == "rwlock" else 10.0
         crew = Crew(Sharing(method, dim=20_000, workers=6, deadline_s=deadline_s), updates=2**62)
         for _ in range(5):
@@ -209,4 +210,5 @@ def _goes_on(vector: MappedVector) -> bool:
 
 if __name__ == "__main__":
     in_threads(MappedVector.create(Sharing("hogwild", 16, 1), torch.zeros(16)), 10)  # load the kernels
-    print(json.dumps({"count": count, "kill": kill}[sys.argv[1]](sys.argv[2])))
+    what, how, *times = sys.argv[1:]
+    print(json.dumps(count(how) if what == "count" else kill(how, int(times[0]))))

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
@@ -25,9 +26,32 @@ LONG = {
 """Files that together take as long as many others."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="every combination and every repetition")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples that are drawn take as long as a busy machine makes them, and are other ones each time if asked for."""
+    repeated = not config.getoption("--thorough")
+    settings.register_profile(
+        "hocket", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=repeated
+    )
+    settings.load_profile("hocket")
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether a test should repeat what it does as often as if time did not matter."""
+    return bool(request.config.getoption("--thorough"))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts many processes takes minutes on 2 cores: `make test-slow` runs it, and so does CI."""
+    if not config.getoption("--thorough"):
+        beyond = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     for item in items:
         values = getattr(getattr(item, "callspec", None), "params", {})
         crowd = values.get("name") in ("mpi", "torch") and values.get("size", 0) > 3

@@ -2,8 +2,8 @@
 
     sudo python bench/network/measure.py TASK TARGET [--rate 100mbit] [--hosts 2] [--rounds 3] [--only WORD ...]
 
-Every host is a network namespace with a link of its own (testbed.py), and has one worker. `ddp` is PyTorch's
-DistributedDataParallel on Gloo; `torch` and `mpi` are Hocket's engines.
+Every host is a network namespace with a link of its own (testbed.py), and has one worker; `--hosts 1` is two workers on
+one host. `ddp` is PyTorch's DistributedDataParallel on Gloo; `torch` and `mpi` are Hocket's engines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed import Testbed  # noqa: E402
 
 CASES: dict[str, tuple[str, list[str]]] = {
     "DDP": ("ddp", []),
-    "allreduce": ("torch", ["--strategy", "allreduce"]),
+    "allreduce, plain": ("torch", ["--strategy", "allreduce"]),
     "allreduce on mpi": ("mpi", ["--strategy", "allreduce"]),
     "allreduce, overlap": ("torch", ["--strategy", "allreduce:overlap=on"]),
     "allreduce, fp16": ("torch", ["--strategy", "allreduce", "--compress", "fp16"]),
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
 
 def once(bed: Testbed, kind: str, words: list[str], task: str, target: float, settings: list[str]) -> dict[str, Any]:
     """One run over the test bed's links."""
-    limit, port = 900, "29511"
+    limit, port, workers = 900, "29511", 2 if len(bed.names) == 1 else 1
     before = bed.sent()
     with tempfile.TemporaryDirectory() as folder:
         if kind == "ddp":
@@ -58,11 +58,11 @@ def once(bed: Testbed, kind: str, words: list[str], task: str, target: float, se
             ]
             program = ["-m", "hocket", "train", task, *settings, *common, *words]
         if kind == "mpi":
-            hosts = ",".join(f"{address}:1" for address in bed.addresses)
+            hosts = ",".join(f"{address}:{workers}" for address in bed.addresses)
             command = [str(BIN / "hocket"), *program[2:], "--engine", "mpi", "--hosts", hosts, "--deadline", "300"]
             commands = [command]
         else:
-            launcher = [str(BIN / "torchrun"), "--nnodes", str(len(bed.names)), "--nproc-per-node", "1"]
+            launcher = [str(BIN / "torchrun"), "--nnodes", str(len(bed.names)), "--nproc-per-node", str(workers)]
             launcher += ["--master-addr", bed.addresses[0], "--master-port", port, "--node-rank"]
             commands = [[*launcher, str(n), *program] for n in range(len(bed.names))]
         started = [bed.start(n, command, stdout=subprocess.PIPE) for n, command in enumerate(commands)]

@@ -24,6 +24,9 @@ from typing import IO, Any
 PREFIX = "hkt"
 """Names of ours are `hkt-PID-NUMBER`, and a bridge is `hktPID`."""
 NETWORK = "10.213.77"
+_WHOLE = "32768"
+"""Bytes that go through a link in one piece, where a network card would cut them into packets. Tbf lets pass no more at
+once than its burst, and cuts up what is larger, which takes the cores that the hosts compute on."""
 _OVER_THE_LINKS = {"GLOO_SOCKET_IFNAME": "eth0", "UCX_TLS": "tcp,self"}
 """UCX, which MPICH sends with, knows that these hosts are one machine, and would go through its memory."""
 
@@ -67,10 +70,10 @@ class Testbed:
         names.parent.mkdir(parents=True, exist_ok=True)
         names.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {other}\n" for address, other in known))
         _ip("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
-        _ip("link", "set", outside, "master", self._bridge, "up")
+        _ip("link", "set", outside, "master", self._bridge, "gso_max_size", _WHOLE, "up")
         for words in (
             ("addr", "add", f"{self.addresses[number]}/24", "dev", inside),
-            ("link", "set", inside, "up"),
+            ("link", "set", inside, "gso_max_size", _WHOLE, "up"),
             ("link", "set", "lo", "up"),
         ):
             _ip("-n", name, *words)
@@ -117,7 +120,8 @@ class Testbed:
                 process.wait(5)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-        for name in self.names:
+        for number, name in enumerate(self.names):
+            _ip("link", "del", f"{self._bridge}x{number}", check=False)  # at once, as a host's own end would not be
             _take_down(name)
         _ip("link", "del", self._bridge, check=False)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -10,11 +10,14 @@ from typing import Any
 
 import laws
 import pytest
+from covering import THOROUGH
 
 from hocket.engines.catalogue import Engine, Listener, Program, engine
 from hocket.strategies import strategy
 
 ENGINES = [name for name in engine if not engine[name].drives_all]
+LARGEST = {"mpi": 5, "torch": 3}
+"""Ranks that are processes, by default."""
 SIZES = [1, 2, 3, 5, 8]
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -39,7 +42,10 @@ def _facts(name: str, size: int) -> list[dict[str, Any]] | Exception:
 
 
 every_engine_and_size = pytest.mark.parametrize(
-    ("name", "size"), [(e, s) for e in ENGINES for s in SIZES], ids=lambda v: str(v)
+    ("name", "size"),
+    [pytest.param(e, s, marks=THOROUGH if s > LARGEST.get(e, s) else ()) for e in ENGINES for s in SIZES],
+    ids=lambda v: str(v),
+    scope="module",  # all laws of one start of the ranks in a row: workers of xdist then rarely start the same
 )
 
 

@@ -23,17 +23,21 @@ def facts(name: str, size: int) -> list[dict[str, Any]]:
     return chosen.run(Program("overlapping:run_all"), size, Listener())
 
 
+# All cases of one start of the ranks in a row: workers of xdist then rarely start the same
+every_engine_and_size = pytest.mark.parametrize(
+    ("name", "size"), [(name, size) for name in ENGINES for size in (1, 2, 3)], scope="module"
+)
+
+
 @pytest.mark.parametrize("case", ["tiny", "norm", "unused", "pieces", "own", "micro", "dropped"])
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("name", ENGINES)
+@every_engine_and_size
 def test_buckets_come_to_the_same_bits(name: str, size: int, case: str) -> None:
     """Every engine sums each element by itself, in the order of the ranks."""
     for rank in facts(name, size):
         assert rank[f"{case}/{ON}"] == rank[f"{case}/{OFF}"]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", ENGINES)
+@every_engine_and_size
 def test_the_librarys_own_sums_may_differ_in_the_last_bit(name: str, size: int) -> None:
     for rank in facts(name, size):
         assert rank["native"] == pytest.approx(rank[f"tiny/{OFF}"], rel=1e-4, abs=1e-5)

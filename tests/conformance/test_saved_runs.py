@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import THOROUGH
 from torch import nn
 
 import hocket
@@ -16,7 +17,7 @@ from hocket.strategies import strategy
 VARIANTS = {
     "allreduce": ["allreduce:overlap=on,bucket=1"],
     "local-sgd": ["local-sgd:every=3,momentum=average", "local-sgd:every=2,post_local=4"],
-    "diloco": ["diloco:every=4", "diloco:every=5,fragments=3"],
+    "diloco": ["diloco:every=4", "diloco:every=5,fragments=3", "diloco:every=5,fragments=3,delay=2"],
     "gossip": [f"gossip:kind={kind}" for kind in ("adpsgd", "sgp", "pull", "push", "push,together=true")],
     "server": [
         "server:mode=async", "server:mode=ssp,slack=1", "server:mode=dssp", "server:mode=async,servers=2,stale=tail",
@@ -29,6 +30,12 @@ VARIANTS = {
     "mutex": ["mutex:stale=delay-compensated,backoff=exponential"],
 }  # fmt: skip
 TEXTS = sorted({*strategy, *(text for texts in VARIANTS.values() for text in texts)})
+NAMES = [text for text in TEXTS if text in strategy]
+
+
+def usable(text: str, workers: int) -> bool:
+    chosen = strategy.make(text)
+    return chosen.fewest_workers <= workers <= chosen.most_workers
 
 
 def task(**settings: Any) -> hocket.Task:
@@ -44,11 +51,6 @@ def task(**settings: Any) -> hocket.Task:
 
 
 MADE = task(epochs=4)
-
-
-def usable(text: str, workers: int) -> bool:
-    chosen = strategy.make(text)
-    return chosen.fewest_workers <= workers <= chosen.most_workers
 
 
 def fit(text: str, workers: int, out: Path, sim: dict[str, str] | None = None, **settings: Any) -> hocket.Result:
@@ -69,11 +71,16 @@ def same(a: hocket.Result, b: hocket.Result) -> None:
         assert mine == pytest.approx(other, rel=1e-12)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "workers"),
+    [
+        pytest.param(text, workers, marks=() if text in NAMES or workers == 3 else THOROUGH)
+        for text in TEXTS
+        for workers in (1, 2, 3, 5)
+        if usable(text, workers)
+    ],
+)
 def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(tmp_path: Path, text: str, workers: int) -> None:
-    if not usable(text, workers):
-        return
     goes_on(tmp_path, fit(text, workers, tmp_path / "whole"))
 
 
@@ -93,10 +100,10 @@ def goes_on(tmp_path: Path, whole: hocket.Result) -> None:
     same(whole, hocket.resume(tmp_path / "cut", task=MADE, progress=False))
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=() if text in NAMES else THOROUGH) for text in TEXTS if usable(text, 3)]
+)
 def test_a_finished_run_can_be_made_longer(tmp_path: Path, text: str) -> None:
-    if not usable(text, 3):
-        return
     whole = fit(text, 3, tmp_path / "whole")
     fit(text, 3, tmp_path / "short", epochs=2)
     longer = hocket.resume(tmp_path / "short", task=MADE, progress=False, epochs=4)

@@ -88,7 +88,7 @@ class Command(Marked):
             else:
                 path.unlink(missing_ok=True)
 
-    def gone(self, limit_s: float = 5) -> bool:
+    def gone(self, limit_s: float = 20) -> bool:
         """Whether all of it ends by itself soon."""
         limit = time.monotonic() + limit_s
         while self.pids() and time.monotonic() < limit:

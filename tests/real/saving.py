@@ -45,7 +45,7 @@ class Unhurried(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            time.sleep(0.004)
+            time.sleep(0.008)
         return super().forward(x)
 
 
@@ -69,7 +69,7 @@ DATA = (samples(SAMPLES), samples(40))
 small = hocket.Task(model=norm, data=DATA, **SETTINGS)
 random = hocket.Task(model=dropping, data=DATA, **SETTINGS)
 slow = hocket.Task(model=unhurried, data=DATA, **SETTINGS | {"epochs": 20})
-large = hocket.Task(model=heavy, data=DATA, **SETTINGS | {"epochs": 30})
+large = hocket.Task(model=heavy, data=DATA, **SETTINGS | {"epochs": 16})
 busy = hocket.Task(model=perceptron, data=(samples(20_000), samples(40)), **SETTINGS | {"epochs": 60, "lr_decay": 1.0})
 
 

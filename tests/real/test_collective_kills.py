@@ -9,13 +9,14 @@ import time
 
 import pytest
 import torch
+from covering import covering
 from test_failures import PROCESSES, run
 
 from hocket.core.errors import DeadlineExceeded, RankFailed
 from hocket.engines.commons import Commons, Patience, load_kernels, nbytes
 from hocket.kernels.memory.block import Block
 
-SIZE, KILLED, KILLS = 3, 1, 50
+SIZE, KILLED = 3, 1
 PATIENCE = Patience(deadline_s=1.0, crowded=True)
 NAMED, MISNAMED = 7, 8
 
@@ -31,11 +32,11 @@ def meets_until_someone_is_missing(block: Block, rank: int, length: int) -> int:
         return NAMED if error.peers == f"rank {KILLED}" else MISNAMED
 
 
-def test_whoever_waits_names_the_killed_one_at_the_deadline() -> None:
+def test_whoever_waits_names_the_killed_one_at_the_deadline(thorough: bool) -> None:
     """Nobody watches here: ranks are forked, and one of them is killed anywhere, again and again."""
     load_kernels()
     draw = random.Random(0)
-    for _ in range(KILLS):
+    for _ in range(50 if thorough else 8):
         block = Block.anonymous(nbytes(SIZE))
         Commons(block, SIZE, 0, PATIENCE).lay_out()
         length = draw.choice([3, 5000, 400_000])
@@ -53,8 +54,7 @@ def test_whoever_waits_names_the_killed_one_at_the_deadline() -> None:
         assert NAMED in ends
 
 
-@pytest.mark.parametrize("name", PROCESSES)
-@pytest.mark.parametrize("length", [10, 1_000_000])
+@pytest.mark.parametrize(("name", "length"), covering(PROCESSES, [10, 1_000_000]))
 def test_a_run_names_the_killed_one_at_once(name: str, length: int) -> None:
     with pytest.raises(RankFailed, match="died: killed by SIGKILL") as caught:
         run(name, "dies_in_a_collective", length=length, after_s=0.3)

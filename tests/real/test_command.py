@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from covering import THOROUGH, first
 from safetensors.torch import load_file
 
 HOCKET = [sys.executable, "-m", "hocket"]
@@ -36,7 +37,7 @@ def ranks_of(out: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["mpi", "torch", "threads", "sim"])
+@pytest.mark.parametrize("engine", first(2, ["mpi", "sim", "torch", "threads"]))
 def test_json_is_all_that_stdout_holds_and_the_folder_reproduces_the_run(tmp_path: Path, engine: str) -> None:
     first = hocket("train", "digits", "--engine", engine, "--epochs", "2", "--json", "--out", "a", cwd=tmp_path)
     result = json.loads(first.stdout)
@@ -61,8 +62,8 @@ def test_json_is_all_that_stdout_holds_and_the_folder_reproduces_the_run(tmp_pat
     assert all(a[name].equal(b[name]) for name in a)
 
 
-ENDINGS = [(engine, signal.SIGINT) for engine in ("mpi", "torch", "threads", "sim")]
-ENDINGS += [("mpi", signal.SIGTERM), ("threads", signal.SIGHUP)]
+ENDINGS = [("mpi", signal.SIGTERM), ("torch", signal.SIGINT), ("threads", signal.SIGHUP)]
+ENDINGS += [pytest.param(engine, signal.SIGINT, marks=THOROUGH) for engine in ("mpi", "threads", "sim")]
 
 
 @pytest.mark.parametrize(("engine", "number"), ENDINGS)
@@ -81,9 +82,7 @@ def test_a_signal_ends_everything_and_leaves_a_finished_folder(
         assert time.monotonic() < limit and process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    began = time.monotonic()
-    printed, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < 15, "it saves, tells and goes"
+    printed, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert errors == "hocket: interrupted\n"
     assert not ranks_of(out)
@@ -134,17 +133,17 @@ def test_a_script_that_fits_still_dies_of_a_signal_but_finishes_its_folder(tmp_p
         assert time.monotonic() < limit and process.poll() is None
         time.sleep(0.05)
     process.terminate()
-    assert process.wait(20) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     assert json.loads((tmp_path / "run/result.json").read_text())["verdict"] == "interrupted"
 
 
 def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TERMINAL, "train", "digits", "--engine", "threads", "--epochs", "100000"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout == "143 True\n", done.stderr
 
 
-@pytest.mark.parametrize("engine", ["mpi", "torch"])
+@pytest.mark.parametrize("engine", first(1, ["mpi", "torch"]))
 def test_ranks_end_when_their_starter_is_killed(tmp_path: Path, engine: str) -> None:
     out = tmp_path / "run"
     command = [*HOCKET, "train", "digits", "--engine", engine, "--epochs", "100000", "--out", str(out)]
@@ -156,7 +155,7 @@ def test_ranks_end_when_their_starter_is_killed(tmp_path: Path, engine: str) -> 
         time.sleep(0.05)
     process.kill()
     process.wait()
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 20
     while ranks_of(out) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not ranks_of(out)
@@ -187,6 +186,7 @@ def test_a_failed_run_is_recorded_and_shows_the_users_lines(tmp_path: Path, afte
     assert result.keys() >= documented_keys()
 
 
+@pytest.mark.thorough
 def test_divergence_is_a_verdict_and_no_failure(tmp_path: Path) -> None:
     done = hocket("train", "digits", "--lr", "1e30", "--json", "--out", "run", cwd=tmp_path)
     result = json.loads(done.stdout)
@@ -197,6 +197,7 @@ def test_divergence_is_a_verdict_and_no_failure(tmp_path: Path) -> None:
     assert (tmp_path / "run/model.safetensors").exists()
 
 
+@pytest.mark.thorough
 def test_target_stops_early(tmp_path: Path) -> None:
     done = hocket("train", "digits", "--target", "0.9", "--json", "--out", "run", cwd=tmp_path)
     result = json.loads(done.stdout)
@@ -235,15 +236,15 @@ def launchers() -> dict[str, list[str]]:
     beside = Path(sys.executable).parent
     return {
         "hocket-mpi": [*HOCKET, "launch", "-n", "3"],
+        "torchrun": [str(beside / "torchrun"), "--nproc-per-node", "3"],
+        "mpiexec": [str(beside / "mpiexec"), "-n", "3", sys.executable],
+        "hocket-sim": [*HOCKET, "launch", "-n", "3", "--sim", "stragglers=1x3"],
         "hocket-torch": [*HOCKET, "launch", "-n", "3", "--engine", "torch"],
         "hocket-threads": [*HOCKET, "launch", "-n", "3", "--engine", "threads"],
-        "hocket-sim": [*HOCKET, "launch", "-n", "3", "--sim", "stragglers=1x3"],
-        "mpiexec": [str(beside / "mpiexec"), "-n", "3", sys.executable],
-        "torchrun": [str(beside / "torchrun"), "--nproc-per-node", "3"],
     }
 
 
-@pytest.mark.parametrize("name", launchers())
+@pytest.mark.parametrize("name", first(2, launchers()))
 def test_a_users_own_loop_runs_under_every_launcher(tmp_path: Path, name: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [*launchers()[name], "script.py"]
@@ -257,7 +258,7 @@ def test_a_users_own_loop_runs_under_every_launcher(tmp_path: Path, name: str) -
     assert failed.returncode != 0
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize("launcher", first(1, ["mpiexec", "torchrun"]))
 def test_train_joins_the_ranks_it_finds(tmp_path: Path, launcher: str) -> None:
     start = launchers()[launcher]
     command = [*(start[:-1] if launcher == "mpiexec" else start), *([] if launcher == "mpiexec" else ["--no-python"])]

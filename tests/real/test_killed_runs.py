@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment go on. 50 s with 5 kills; `slow` tests have 30 more, in 3 minutes."""
+"""Runs that are killed at any moment go on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 import commands
 import pytest
 import saving
+from covering import THOROUGH, first
 
 import hocket
 from hocket.drivers import checkpoint
 
-EPOCHS = 30
+EPOCHS = 16
 
 
 @cache
@@ -101,13 +102,14 @@ FILES = {"spec.toml", "events.jsonl", "curve.csv", "model.safetensors", "best.sa
 MOMENTS = ["writing", "anywhere", "training"]
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(("text", "moments"), [("allreduce", MOMENTS), ("server:mode=sync", ["writing", "training"])])
+@pytest.mark.parametrize(
+    ("text", "moments"), first(1, [("allreduce", MOMENTS), ("server:mode=sync", ["writing", "training"])])
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(tmp_path: Path, text: str, moments: list[str]) -> None:
     survive(tmp_path, text, list(moments), seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("text", ["allreduce", "server:mode=sync"])
 def test_many_kills(tmp_path: Path, text: str) -> None:
@@ -117,10 +119,10 @@ def test_many_kills(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "task", "text"),
     [
-        ("threads", "busy", "hogwild"),
         ("mpi", "slow", "hogwild"),
-        pytest.param("threads", "slow", "server:mode=async", marks=pytest.mark.slow),
-        pytest.param("torch", "slow", "server:mode=async", marks=pytest.mark.slow),
+        ("threads", "slow", "server:mode=async"),
+        pytest.param("threads", "busy", "hogwild", marks=THOROUGH),
+        pytest.param("torch", "slow", "server:mode=async", marks=THOROUGH),
     ],
 )
 def test_no_sample_is_lost_or_trained_on_twice(tmp_path: Path, engine: str, task: str, text: str) -> None:

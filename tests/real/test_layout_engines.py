@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from covering import first
 
 import hocket
 
 TASK = f"{Path(__file__).parent / 'own_split.py'}:task"
+LAYOUTS = ["tensor=2,data=2", "pipeline=2,microbatches=4", "tensor=2", "domain=2"]
+CHOSEN = [("mpi", "tensor=2,data=2"), ("torch", "pipeline=2,microbatches=4")]
+"""Messages and collectives; on threads, tests/unit has all."""
+REST = [case for case in product(["mpi", "torch"], LAYOUTS) if case not in CHOSEN]
 
 
-@pytest.mark.parametrize("name", ["mpi", "torch"])
-@pytest.mark.parametrize("layout", ["tensor=2", "pipeline=2,microbatches=4", "domain=2", "tensor=2,data=2"])
+@pytest.mark.parametrize(("name", "layout"), first(2, [*CHOSEN, *REST]))
 def test_a_split_model_learns_on_every_engine_as_one_process_does(name: str, layout: str) -> None:
     common: dict[str, Any] = {"steps": 12, "progress": False}
     alone = hocket.fit(TASK, workers=2 if "data" in layout else 1, engine="threads", **common)

@@ -100,13 +100,13 @@ def test_the_silent_are_hung_up_on(control: Control, monkeypatch: pytest.MonkeyP
 def test_a_crowd_of_the_silent_keeps_no_rank_out(control: Control) -> None:
     crowd = [knock(control) for _ in range(300)]
     link = Link(control.address, 3, Status())
-    hello = control.words.get(timeout=5)
+    hello = control.words.get(timeout=30)
     assert (hello.rank, hello.kind) == (3, "hello")
     assert "token" not in hello.data
     assert hung_up(crowd[0])
     assert len(control._strangers) <= line.STRANGERS
     link.tell("still here", {})
-    assert control.words.get(timeout=5).kind == "still here"
+    assert control.words.get(timeout=30).kind == "still here"
     link.close()
     for stranger in crowd:
         stranger.close()
@@ -116,18 +116,18 @@ def test_words_go_both_ways(control: Control) -> None:
     heard, lost = [], threading.Event()
     link = Link(control.address, 0, Status(step=7))
     link.start(on_lost=lost.set, hear=lambda kind, data: heard.append((kind, data)))
-    assert control.words.get(timeout=5).kind == "hello"
-    assert control.words.get(timeout=5).data["step"] == 7
+    assert control.words.get(timeout=30).kind == "hello"
+    assert control.words.get(timeout=30).data["step"] == 7
     control.tell(0, "brake", {})
     control.tell(0, "stop", {"step": 9})
     control.tell(1, "nobody hears this", {})
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 30
     while len(heard) < 2 and time.monotonic() < limit:
         time.sleep(0.01)
     assert heard == [("brake", {}), ("stop", {"step": 9})]
     assert not lost.is_set()
     control.close()
-    assert lost.wait(5)
+    assert lost.wait(30)
 
 
 FORKS = """
@@ -140,7 +140,7 @@ time.sleep(0.3)
 if os.fork():
     os.kill(os.getpid(), 9)
 print(os.getpid(), flush=True)
-time.sleep(20)
+time.sleep(100)
 """
 
 
@@ -151,7 +151,7 @@ def test_a_child_of_a_dead_rank_does_not_hold_the_line(control: Control) -> None
     try:
         kinds = []
         while "lost" not in kinds:
-            kinds.append(control.words.get(timeout=5).kind)
+            kinds.append(control.words.get(timeout=30).kind)
         os.kill(child, 0)  # it lives
     finally:
         os.kill(child, 9)

@@ -10,6 +10,7 @@ from pathlib import Path
 import as_ddp
 import own_every
 import pytest
+from covering import covering, first
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 LAUNCHERS = {
@@ -20,7 +21,6 @@ LAUNCHERS = {
         for engine in ("threads", "sim", "mpi", "torch")
     },
 }
-SOME = ["threads", "mpi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "mpiexec", "torchrun"))]
 
 
 def run(launcher: str, ranks: int, out: Path, script: str, *args: str | Path) -> str:
@@ -39,7 +39,7 @@ def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("launcher", SOME)
+@pytest.mark.parametrize("launcher", first(1, ["mpi", "torchrun", "threads", "torch", "mpiexec"]))
 def test_it_ends_where_ddp_ends(launcher: str, of_ddp: list[float], tmp_path: Path) -> None:
     """AdamW, cosine schedule, clipping, accumulation, BatchNorm and bfloat16 under `allreduce`."""
     run(launcher, as_ddp.SIZE, tmp_path / "run", "as_ddp.py", tmp_path / "parameters")
@@ -49,7 +49,7 @@ def test_it_ends_where_ddp_ends(launcher: str, of_ddp: list[float], tmp_path: Pa
     assert max(abs(x - y) for x, y in zip(found, before, strict=True)) > 0.05, "it has trained"
 
 
-@pytest.mark.parametrize("launcher", ["sim", *SOME])
+@pytest.mark.parametrize("launcher", first(3, ["sim", "torch", "mpiexec", "threads", "mpi", "torchrun"]))
 def test_every_strategy_runs_and_every_mistake_is_noticed(launcher: str, tmp_path: Path) -> None:
     launched = ["launch"] if launcher in ("threads", "sim", "mpi", "torch") else []
     run(launcher, 3, tmp_path / "run", "own_every.py", tmp_path / "found", *launched)
@@ -74,8 +74,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("launcher", SOME[1:])
+@pytest.mark.parametrize(("launcher", "mistake"), covering(["mpi", "torch", "mpiexec", "torchrun"], MISTAKES))
 def test_a_mistake_is_said_once_and_at_once(launcher: str, mistake: str, tmp_path: Path) -> None:
     """Long before the deadline, which is 10 minutes: nobody waits for a rank that does something else."""
     words = [str(word).format(n=3, out=tmp_path / "run") for word in LAUNCHERS[launcher]]
@@ -90,7 +89,7 @@ def test_a_mistake_is_said_once_and_at_once(launcher: str, mistake: str, tmp_pat
     assert not launched or status == 1 or "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("engine", ["threads", "sim", "mpi", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", first(2, ["sim", "mpi", "threads", "torch"]))
 def test_a_rank_that_never_comes_is_named_at_once(engine: str, tmp_path: Path) -> None:
     words = [str(word).format(n=3, out=tmp_path / "run") for word in LAUNCHERS[engine]]
     command = [*words, "--deadline", "600", str(HERE / "own_mistaken.py"), "never comes"]
@@ -101,7 +100,7 @@ def test_a_rank_that_never_comes_is_named_at_once(engine: str, tmp_path: Path) -
     assert result["verdict"] == "crashed" and said in result["error"]
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", first(1, ["mpiexec", "torchrun"]))
 def test_what_cannot_be_trained_is_refused_once_for_all_ranks(launcher: str) -> None:
     words = [str(word).format(n=3) for word in LAUNCHERS[launcher]]
     done = subprocess.run([*words, "-m", "hocket", "train", "nosuch"], capture_output=True, text=True, timeout=150)

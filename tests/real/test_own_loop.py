@@ -1,4 +1,4 @@
-"""The user's own loop in real processes: saved and taken up, and with servers. 35 s; `slow` ones take 15 s more."""
+"""The user's own loop in real processes: saved and taken up, and with servers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import own_joined
 import own_saved
 import pytest
+from covering import first
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 
@@ -23,7 +24,7 @@ def launch(engine: str, script: str, *args: str | Path) -> None:
     run(sys.executable, "-m", "hocket", "launch", "--engine", engine, "-n", "3", HERE / script, *args)
 
 
-@pytest.mark.parametrize("engine", ["threads", "mpi"])
+@pytest.mark.parametrize("engine", first(1, ["mpi", "threads"]))
 def test_a_loop_that_was_saved_goes_on_in_a_new_process(tmp_path: Path, engine: str) -> None:
     for part in ("begin", "rest"):
         launch(engine, "own_saved.py", tmp_path, part)
@@ -38,10 +39,7 @@ STARTERS = {
 }
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "torch")]
-
-
-@pytest.mark.parametrize("starter", ["mpiexec", "torchrun", "threads", *SLOW])
+@pytest.mark.parametrize("starter", first(1, ["torchrun", "mpi", "threads", "mpiexec", "torch"]))
 def test_a_loop_with_servers(tmp_path: Path, starter: str) -> None:
     """The rates of the user's scheduler reach the server."""
     out = tmp_path / "weights"

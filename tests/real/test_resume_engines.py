@@ -1,4 +1,4 @@
-"""Law: k steps, save, load in fresh processes, the rest = uninterrupted, on every engine. 60 s; `slow` ones 80 s more.
+"""Law: k steps, save, load in fresh processes, the rest = uninterrupted, on every engine.
 
 In workers that keep in step it holds bit for bit. Those that do not have, in the end, trained on every sample as often
 as there were epochs. (On `sim`, tests/conformance/test_saved_runs.py has the law bit for bit for all.)
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import saving
+from covering import THOROUGH
 
 from hocket.engines.catalogue import Engine, Listener, Program, engine
 from hocket.strategies import Strategy, strategy
@@ -32,12 +33,7 @@ VARIANTS = [
 ADAM = ["allreduce|adam", "local-sgd:every=3|adam", "server:mode=sync|adam", "server:mode=async|adam"]
 CASES = [*strategy, *VARIANTS, *ADAM]
 ENGINES = [name for name in engine if not engine[name].virtual_time]
-EVERY = [
-    pytest.param(name, ranks, marks=pytest.mark.slow if ranks != 3 and engine[name]().starts_processes() else ())
-    for name in ENGINES
-    for ranks in (2, 3, 5)
-]
-pytestmark = pytest.mark.timeout(400)
+EVERY = [pytest.param(name, ranks, marks=() if ranks == 3 else THOROUGH) for name in ENGINES for ranks in (2, 3, 5)]
 STEPS, CUT = 27, 13
 """Neither is the end of an epoch, for any number of workers."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import commands
 import pytest
+from covering import first
 
 RANKS = 4
 SAMPLES = 70_000 * (28 * 28 * 4 + 8)
@@ -32,7 +33,7 @@ def resident(command: commands.Command, kind: str, where: str = "") -> int:
 
 
 @needs_mnist
-@pytest.mark.parametrize("engine", ["mpi", "torch"])
+@pytest.mark.parametrize("engine", first(1, ["mpi", "torch"]))
 def test_ranks_share_the_memory_of_samples(tmp_path: Path, engine: str) -> None:
     """A page that n processes map counts as an n-th in each; the samples were read whole, to check them."""
     options = ["--engine", engine, "-n", str(RANKS), "--epochs", "1000", "--out", tmp_path / "run"]

@@ -1,4 +1,4 @@
-"""A run that is told to end by a signal saves itself, and goes on later. 45 s; `slow` ones take 3 minutes more."""
+"""A run that is told to end by a signal saves itself, and goes on later."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import commands
 import pytest
 import saving
+from covering import THOROUGH
 from test_command import documented_keys
 
 import hocket
@@ -22,14 +23,19 @@ RUNS = [
     for engine in ("threads", "sim", "mpi", "torch")
 ]
 RUNS += [("threads", "busy", "hogwild")]
-SOONER = [("threads", "allreduce"), ("sim", "server:mode=async"), ("mpi", "server:mode=async"), ("torch", "allreduce")]
-SOONER += [("threads", "hogwild")]
-EVERY = [
-    pytest.param(*run, number, marks=() if run[::2] in SOONER and i % 3 == j else pytest.mark.slow)
-    for i, run in enumerate(RUNS)
-    for j, number in enumerate(SIGNALS)
+CHOSEN = [
+    ("threads", "allreduce", signal.SIGTERM),
+    ("torch", "allreduce", signal.SIGHUP),
+    ("sim", "server:mode=async", signal.SIGHUP),
+    ("mpi", "server:mode=async", signal.SIGINT),
+    ("threads", "hogwild", signal.SIGINT),
 ]
-"""Some of them by default, with one of the signals."""
+"""Every engine, strategy and signal."""
+EVERY = [
+    pytest.param(engine, task, text, number, marks=() if (engine, text, number) in CHOSEN else THOROUGH)
+    for engine, task, text in RUNS
+    for number in SIGNALS
+]
 
 
 @cache
@@ -46,7 +52,7 @@ def test_ended_by_a_signal(tmp_path: Path, engine: str, task: str, text: str, nu
     assert run.until(lambda: commands.points(out) >= 2)
     segments = run.segments()
     run.process.send_signal(number)
-    status, said = run.process.wait(30), run.process.stderr.read()
+    status, said = run.process.wait(60), run.process.stderr.read()
     assert (status, said.splitlines()[-1]) == (128 + number, "hocket: interrupted")
     assert run.gone() and not [path for path in segments if path.exists()]
     found = commands.result(out)
@@ -67,10 +73,10 @@ def test_ended_by_a_signal(tmp_path: Path, engine: str, task: str, text: str, nu
 @pytest.mark.parametrize(
     ("engine", "text"),
     [
-        ("threads", "allreduce"),
-        ("mpi", "server:mode=async"),
-        pytest.param("threads", "server:mode=async", marks=pytest.mark.slow),
-        pytest.param("mpi", "allreduce", marks=pytest.mark.slow),
+        ("mpi", "allreduce"),
+        pytest.param("mpi", "server:mode=async", marks=THOROUGH),
+        pytest.param("threads", "allreduce", marks=THOROUGH),
+        pytest.param("threads", "server:mode=async", marks=THOROUGH),
     ],
 )
 def test_checkpoints_by_the_clock(tmp_path: Path, engine: str, text: str) -> None:

@@ -17,7 +17,7 @@ from told import leave_run
 import hocket
 from hocket.app import cli
 from hocket.core.errors import UserError
-from hocket.report import charts, formulas, tensorboard
+from hocket.report import charts, formulas, live, tensorboard
 from hocket.report.across import MEASURES, across, measured
 from hocket.report.live import make_server
 from hocket.report.page import page_data, render
@@ -73,6 +73,21 @@ def test_speedup_is_against_the_best_run_on_one_worker(tmp_path: Path) -> None:
     assert figure is not None
     ours = next(series for series in figure.series if series.name == "allreduce")
     assert (ours.x, ours.y) == ([1, 2], [1.0, 1.5])
+
+
+def test_threads_inside_operations_are_cores_of_one_line(tmp_path: Path) -> None:
+    for threads, speed in ((1, 1000.0), (2, 1500.0), (4, 2000.0)):
+        leave_run(tmp_path / f"serial-{threads}", f"serial:threads={threads}", 1, speed=speed)
+        leave_run(tmp_path / f"allreduce-{threads}", "allreduce", threads, speed=0.9 * speed)
+    groups = grouped(read_records([tmp_path])[0])
+    figure = across(groups, {"title": "t", "x": "cores", "y": "samples_per_s"}, "time", 0)
+    assert figure is not None
+    assert {one.name: (one.x, one.y) for one in figure.series} == {
+        "serial": ([1, 2, 4], [1000.0, 1500.0, 2000.0]),
+        "allreduce": ([1, 2, 4], [900.0, 1350.0, 1800.0]),
+    }
+    speedup = charts.speedup(groups, "time")
+    assert speedup is not None and speedup.series[0].y == [0.9, 1.35, 1.8], "against one core, not one worker"
 
 
 def test_simulated_and_real_runs_are_in_sections_of_their_own(tmp_path: Path) -> None:
@@ -142,11 +157,43 @@ def test_damaged_and_foreign_folders_are_named_and_the_rest_reported(
 
 
 @pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"curve": "none"}, "curve is not a list"),
+        ({"curve": [{"epoch": 1, "samples": 5}]}, "a point of its curve has no number of seconds"),
+        ({"per_worker": [{"computing": 1.0}]}, "an entry of its per_worker has no number of seconds"),
+        ({"workers": "many"}, "workers is not a whole number"),
+        ({"time_to_target": True}, "time_to_target is not a number"),
+        ({"test_accuracy": [0.9]}, "test_accuracy is not a number"),
+        ({"verdict": "well"}, "verdict is not one of reached-target, finished"),
+        ({"staleness": {"mean": 1.0, "histogram": {"a": 2}}}, "does not count updates"),
+    ],
+)
+def test_values_of_another_kind_are_named(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    leave_run(tmp_path / "good")
+    path = leave_run(tmp_path / "odd") / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    records, (problem,) = read_records([tmp_path])
+    assert [record.path.name for record in records] == ["good"]
+    assert f"{tmp_path / 'odd'} cannot be read, and is left out: " in problem and why in problem
+
+
+def test_a_loss_that_is_no_number_is_not_known(tmp_path: Path) -> None:
+    path = leave_run(tmp_path / "a") / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"train_loss": float("nan")}))
+    assert "NaN" in path.read_text()
+    (record,), problems = read_records([tmp_path])
+    assert record["train_loss"] is None and not problems
+    assert "NaN" not in render(page(tmp_path)).partition('id="data">')[2].partition("</script>")[0]
+
+
+@pytest.mark.parametrize(
     ("args", "fragment"),
     [
         (["report", "nowhere"], "there is no folder nowhere"),
         (["report", "."], "there is no run in .: a run's folder has a result.json"),
         (["watch", "nowhere"], "there is no folder nowhere to watch"),
+        (["watch", ".", "--port", "70000"], "less than or equal to 65535"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
@@ -228,7 +275,9 @@ def test_runs_as_a_frame(tmp_path: Path) -> None:
 def test_a_result_as_a_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = hocket.fit("digits", strategy="allreduce", engine="sim", epochs=3, progress=False)
-    (axes,) = hocket.plot(result).axes
+    figure = hocket.plot(result)
+    assert figure._repr_png_().startswith(b"\x89PNG"), "what a notebook shows"
+    (axes,) = figure.axes
     assert axes.get_xlabel() == "virtual time, s" and axes.get_ylabel() == "test accuracy"
     assert len(axes.lines) == 1
     assert len(hocket.plot([result, result]).axes[0].lines) == 2
@@ -300,3 +349,36 @@ def test_train_and_compare_end_by_naming_the_report(tmp_path: Path, capsys: pyte
     assert f"see it: hocket report {tmp_path / 'b'}" in capsys.readouterr().out
     assert cli.run(["report", str(tmp_path / "b")]) == 0
     assert (tmp_path / "b" / "report.html").is_file()
+
+
+def test_dollars_in_names_are_no_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from hocket.report import static
+    from hocket.report.figures import Axis, Figure, Kind, Series
+
+    name = r"$\frac{$ and 5"
+    drawn: tuple[tuple[Kind, list[Any]], ...] = (("lines", [1, 2]), ("bars", [name, "b"]), ("stacks", [name, "b"]))
+    for kind, x in drawn:
+        series = [Series(name, x, [1.0, 2.0]), Series("b", x, [1.0, 2.0])]
+        static.save(Figure("f", name, kind, Axis(name), Axis(name), series), tmp_path / kind)
+        assert name in (tmp_path / f"{kind}.svg").read_text()
+
+
+def test_a_watch_shows_runs_as_far_as_they_have_come(tmp_path: Path) -> None:
+    """And leaves out what is no run of this version."""
+    leave_run(tmp_path / "over")
+    points = "epoch,samples,seconds,train_loss,test_accuracy\n1,100,1.5,0.5,0.6\n2,200,3.0,0.4,\n"
+    folders = {
+        "a": (points, 'task = "digits"\nstrategy = "gossip"\nworkers = 2\nengine = "threads"\n'),
+        "no run": ("a,b\n1,2\n", 'task = "digits"\nengine = "threads"\n'),
+        "another version": (points, 'task = "digits"\nengine = "warp"\n'),
+    }
+    for name, (curve, spec) in folders.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "curve.csv").write_text(curve)
+        (tmp_path / name / "spec.toml").write_text(spec)
+    data = live.seen(tmp_path)
+    assert data["verdict"][0] == "1 under way: a."
+    lines = {figure["name"]: figure["series"] for figure in data["sections"][0]["figures"]}
+    (going,) = (line for line in lines["loss-time-time"] if "gossip" in line["name"])
+    assert (going["x"], going["y"]) == ([1.5, 3.0], [0.5, 0.4])

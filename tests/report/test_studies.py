@@ -82,6 +82,8 @@ def test_runs_take_turns_seed_by_seed(tmp_path: Path) -> None:
         (("lr = [0.1, 0.2]", "lrr = [0.1]"), "did you mean lr?"),
         (("steps = 4", 'steps = "four"'), "steps must be a whole number"),
         (("seeds = 1", "seeds = 0"), "seeds must be 1 or more"),
+        (("workers = [1, 2]", "worker = [1, 2]"), "no [[grid]] has worker"),
+        (("lr = [0.1]", "lr = [0.3]"), "a [[grid]] has [0.1, 0.2] and none of these"),
         (('y = "metric"', 'y = "metrik"'), "did you mean metric?"),
         (('x = "workers"', 'x = "worker"'), "did you mean workers?"),
         (('title = "Accuracy"', ""), "a [[figure]] needs title"),
@@ -162,6 +164,8 @@ def test_a_report_of_a_study_is_the_studys_own(tmp_path: Path, capsys: pytest.Ca
     again = told(tmp_path / "again.html")
     assert (again["title"], again["verdict"], shown(again)) == (page["title"], page["verdict"], shown(page))
     assert live.seen(out)["verdict"] == page["verdict"]
+    lab.write_down(out, read(path, True), over=False)
+    assert "This study of 5 runs is not over; its command goes on." in live.seen(out)["sections"][-1]["notes"]
     for damage in ("{", '{"study": "mine"}', '{"figures": [{"title": 3}]}', "[]"):
         (out / "study.json").write_text(damage)
         capsys.readouterr()

@@ -46,15 +46,16 @@ def test_an_optimizer_that_is_reset_counts_its_steps_anew(make: Any) -> None:
     assert on_sim(main, 1)[0] == pytest.approx(10 * on_sim(fresh, 1)[0], rel=1e-4)
 
 
-def test_fragments_of_diloco_take_turns() -> None:
-    """Replicas drift apart by their rank at each step; who has its turn is one again, with the mean drift."""
+def drifting(text: str) -> list[list[list[float]]]:
+    """The first and the last parameter of three replicas that drift by their rank at each of six steps, and in the
+    end."""
 
     def main(rank: Rank) -> list[list[float]]:
         model = Replica(nn.Linear(6, 1, bias=False))
         model.x.zero_()
         optimizer = torch.optim.SGD(model.parameters, lr=1.0)
         worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step)
-        running = strategy.make("diloco:every=4,fragments=2,lr=1,momentum=0").worker(worker)
+        running = strategy.make(text).worker(worker)
         next(running)
         found = []
         for _ in range(6):
@@ -66,10 +67,35 @@ def test_fragments_of_diloco_take_turns() -> None:
             running.send(None)
         return [*found, [model.x[0].item(), model.x[-1].item()]]
 
-    first, second, third = on_sim(main, 3)  # they drift by 0, 1 and 2: by 1 on average
+    return on_sim(main, 3)
+
+
+def test_fragments_of_diloco_take_turns() -> None:
+    """Who has its turn is one again, with the mean drift."""
+    first, second, third = drifting("diloco:every=4,fragments=2,lr=1,momentum=0")
     assert third == [[2, 2], [4, 2], [6, 4], [4, 6], [6, 8], [8, 6], [6, 6]]
     assert first == [[0, 0], [0, 2], [0, 2], [4, 2], [4, 2], [4, 6], [6, 6]]
     assert second[-1] == [6, 6]
+
+
+def test_with_a_delay_the_outer_step_of_what_was_sent_comes_later() -> None:
+    """At step 4 the mean is 4. Where it comes at step 5, a part of each replica is what it has come to by itself."""
+    ends = [[row[0] for row in rows] for rows in drifting("diloco:every=4,lr=1,momentum=0,delay=1,mix=0.5")]
+    assert ends == [[0, 0, 0, 0, 2, 2, 4.5 + 1], [1, 2, 3, 4, 4.5, 5.5, 5.5], [2, 4, 6, 8, 7, 9, 5.5]]
+    ends = [[row[0] for row in rows] for rows in drifting("diloco:every=4,lr=1,momentum=0,delay=3,mix=0")]
+    assert [rows[5] for rows in ends] == [0, 6, 12]  # still under way: the farewell brings it first
+    assert [rows[6] for rows in ends] == [4, 4, 4]
+
+
+def test_a_delay_hides_what_is_sent() -> None:
+    slow = {"compute": "1ms", "bandwidth": "1Mbit"}
+    waited, hidden = (
+        simulated(task(epochs=4), slow, strategy=f"diloco:every=3,delay={delay}", workers=2, steps=11)
+        for delay in (0, 2)
+    )
+    assert hidden.bytes_sent == waited.bytes_sent + 2 * 3 * 4  # samples travel along, three times
+    assert hidden.virtual_seconds < waited.virtual_seconds
+    assert hidden.per_worker[0]["exposed"] < 0.5 * waited.per_worker[0]["exposed"]
 
 
 def test_fragments_of_diloco_send_as_much_as_the_whole_in_smaller_portions() -> None:

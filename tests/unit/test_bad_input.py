@@ -77,6 +77,7 @@ CASES = [
     ([*DIGITS, "--strategy", "local-sgd:group=3"], "2 workers cannot form groups of 3"),
     ([*DIGITS, "--strategy", "local-sgd:post_local=-1"], "post_local must be 0 or more"),
     ([*DIGITS, "--strategy", "diloco:every=0"], "every must be 1 or more"),
+    ([*DIGITS, "--strategy", "diloco:every=4,delay=4"], "delay must be at least 0 and less than every (4)"),
     ([*DIGITS, "--strategy", "diloco:momentum=1"], "momentum must be at least 0 and less than 1"),
     ([*DIGITS, "--strategy", "allreduce:algorithm=rung"], "must be one of auto, native, ring, halving, tree"),
     ([*DIGITS, "--strategy", "gossip", "--workers", "1"], "gossip needs 2 or more workers"),

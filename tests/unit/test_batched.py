@@ -229,10 +229,36 @@ def test_greenlets_give_what_threads_give(name: str, monkeypatch: pytest.MonkeyP
     assert within.virtual_seconds == between.virtual_seconds
 
 
-def test_what_pytorch_batches_by_a_loop_is_not_worth_it() -> None:
-    """Attention has no batched form on the CPU."""
-    training = prepare(RunSpec("", engine="sim", workers=16), task(Attention, pictures, 80))
-    assert "no batched form of scaled_dot_product" in training.notes[0] and not training.plan.batched
+class Counts(Looks):
+    """Looks at a histogram, which PyTorch batches by a loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x + torch.histc(x.detach(), 5))
+        return out
+
+
+class Remembers(Looks):
+    """Reads what it sees as a row of numbers, with cells that PyTorch cannot batch at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(1, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.cells(x[..., None])[0][:, -1])
+        return out
+
+
+@pytest.mark.parametrize(("model", "operation"), [(Counts, "histc"), (Remembers, "gru")])
+def test_what_pytorch_has_no_batched_form_of(model: Callable[[], nn.Module], operation: str) -> None:
+    training = prepare(RunSpec("", engine="sim", workers=16), task(model, count=80))
+    why_not = f"gradients are computed one by one: PyTorch has no batched form of {operation}"
+    assert training.notes == (why_not,) and not training.plan.batched
+
+
+def test_attention_has_a_batched_form() -> None:
+    """Its one kernel on the CPU has none, but what that is made of has."""
+    assert prepare(RunSpec("", engine="sim", workers=16), task(Attention, pictures, 80)).plan.batched
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +273,21 @@ def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.Monke
         prepare(RunSpec("", engine="sim", workers=10), task(count=80))
 
 
+def test_more_processes_than_memory_are_refused_with_the_engine_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "machine_bytes", lambda: 10 * room.PROCESS)
+    with pytest.raises(UserError, match=r"11 processes take 0\.6 GB for Python.* has 0\.5 GB; use --engine sim"):
+        prepare(RunSpec("blobs", engine="torch", workers=11))
+    prepare(RunSpec("blobs", engine="torch", workers=10))
+
+
+def test_a_batch_that_nobody_asked_for_is_no_larger_than_what_a_worker_has() -> None:
+    training = prepare(RunSpec("", engine="sim", workers=12), task())  # 37 samples, batches of 4
+    assert training.plan.batch == 3
+    assert training.notes[0] == "batch 3 in place of the task's 4: a worker has no more samples"
+    with pytest.raises(UserError, match="batch 4 is larger than a worker's shard of 3 samples"):
+        prepare(RunSpec("", engine="sim", workers=12, batch=4), task())
+
+
 def test_a_thousand_replicas_of_the_mnist_perceptron_fit_in_8_gb() -> None:
     model = Replica(recipes.make("mnist-mlp").make(0, None).build_model(0))
     assert 1024 * room.VECTORS * 4 * model.values.numel() < 8e9
@@ -258,7 +299,7 @@ def test_a_large_model_is_left_alone() -> None:
     assert "of this size is no faster in batches" in training.notes[0] and not training.plan.batched
 
 
-@pytest.mark.parametrize(("share", "batched"), [(0.7, True), (0.9, False)])
+@pytest.mark.parametrize(("share", "batched"), [(0.9, True), (1.1, False)])
 def test_the_clock_decides(share: float, batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients in one call take this share of what they take one by one."""
     monkeypatch.setattr(batching, "_seconds", lambda call: share if call.__name__ == "all_at_once" else 1.0)

@@ -83,7 +83,7 @@ def test_another_order_in_memory() -> None:
     assert_made_alike(lambda: nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6))
 def test_dense_layers_of_any_width(widths: list[int]) -> None:
     assert_made_alike(lambda: nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))))

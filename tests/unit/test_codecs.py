@@ -71,7 +71,7 @@ def test_a_value_takes_as_many_bits_as_promised(text: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("text", BIASED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(x=vectors)
 def test_a_biased_compressor_never_makes_it_worse(text: str, x: Tensor) -> None:
     """|C(x) - x|^2 <= (1 - delta) |x|^2, with some delta of 0 or more."""
@@ -79,7 +79,7 @@ def test_a_biased_compressor_never_makes_it_worse(text: str, x: Tensor) -> None:
     assert lost <= x.double().norm() ** 2 * (1 + 1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(x=vectors.filter(lambda x: x.numel() > 0), ratio=st.floats(0.01, 1))
 def test_top_k_contracts_by_its_ratio(x: Tensor, ratio: float) -> None:
     k = kept(ratio, x.numel())
@@ -106,7 +106,7 @@ def test_an_unbiased_compressor_is_right_on_average_and_within_its_variance(text
     assert variance <= make(text).variance * 1.02
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(x=vectors, bits=st.sampled_from([2, 4, 8]), seed=st.integers(0, 2**62))
 def test_qsgd_rounds_to_a_neighbouring_level(x: Tensor, bits: int, seed: int) -> None:
     found = there_and_back(f"qsgd:bits={bits}", x, seed)
@@ -116,7 +116,7 @@ def test_qsgd_rounds_to_a_neighbouring_level(x: Tensor, bits: int, seed: int) ->
         assert bool(((part - other).abs() <= part.abs().max() / levels * (1 + 1e-4)).all())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(x=st.lists(st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]), min_size=1, max_size=300), data=st.data())
 def test_top_k_has_k_places_whatever_ties_there_are(x: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(x)))
@@ -137,7 +137,7 @@ def test_a_sample_does_not_change_what_is_largest(make_x: object) -> None:
     assert places.size == 2000 and bool((x.abs()[torch.from_numpy(places)] >= threshold).all())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(n=st.integers(1, 5000), data=st.data())
 def test_places_come_back_in_the_bytes_that_were_promised(n: int, data: st.DataObject) -> None:
     places = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=200))), np.int64)
@@ -166,7 +166,7 @@ def test_nan_and_infinity_are_refused_and_leave_no_trace(text: str, bad: float) 
 
 
 @pytest.mark.parametrize("text", [t for t in BIASED if t != "dgc:0.1"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rates=st.lists(st.floats(0.01, 10), min_size=1, max_size=8))
 def test_what_was_decoded_and_what_is_remembered_add_up(text: str, rates: list[float]) -> None:
     """Also while the rate changes, which the memory, in units of gradients, knows nothing of."""
@@ -221,7 +221,7 @@ def test_dgc_clips_by_what_each_worker_may_contribute() -> None:
     assert float(sent.norm()) == pytest.approx(1.0, rel=1e-2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=st.integers(1, 12), columns=st.integers(1, 5), seed=st.integers(0, 1000), repeat=st.booleans())
 def test_columns_become_orthogonal(rows: int, columns: int, seed: int, repeat: bool) -> None:
     matrix = normal(rows * columns, seed).view(rows, columns)

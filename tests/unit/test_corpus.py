@@ -45,7 +45,7 @@ def lines_of(words: list[str]) -> list[list[str]]:
     return [line.split() for line in lines if line.split()]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(TEXTS, st.integers(1, 3))
 def test_no_word_is_lost_wherever_pieces_are_cut(text: str, min_count: int) -> None:
     counts = Counter(text.split())

@@ -22,7 +22,7 @@ from hocket.layouts.survey import survey, unconnected
 GRIDS = st.sampled_from(["2", "3", "4", "6", "1x2", "2x2", "3x2", "1x3"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     grid=GRIDS,
     dtype=st.sampled_from([torch.float32, torch.float64]),

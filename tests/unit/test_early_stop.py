@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import first
 from tiny import Odd, on_threads, three_classes
 from torch import nn
 
@@ -53,7 +54,7 @@ def test_at_the_target(engine: str, text: str) -> None:
     stops(ODD, text, engine)
 
 
-@pytest.mark.parametrize("text", ["hogwild", "server:mode=async"])
+@pytest.mark.parametrize("text", first(1, ["server:mode=async", "hogwild"]))
 def test_in_processes(text: str) -> None:
     stops(ODD, text, "mpi")
 

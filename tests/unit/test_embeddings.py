@@ -35,6 +35,10 @@ def test_files_hold_what_was_written(folder: Path) -> None:
     assert binary.startswith(b"5 3\nman " + VECTORS_OF[0].tobytes() + b"\nwoman ")
 
 
+def test_who_may_read_one_of_the_files_may_read_all(folder: Path) -> None:
+    assert len({path.stat().st_mode for path in (folder / VECTORS).iterdir()}) == 1
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_gensim_reads_them(folder: Path, binary: bool) -> None:
     keyed = pytest.importorskip("gensim.models").KeyedVectors
@@ -69,6 +73,7 @@ def test_scores_say_what_was_out_of_the_vocabulary(tmp_path: Path, folder: Path)
         (["nearest", "nowhere", "king"], "there is no run"),
         (["analogy", "RUN", "man", "king", "x"], "not in the vocabulary"),
         (["map", "RUN", "--svg", "nowhere/map.svg"], "cannot write"),
+        (["evaluate", "RUN", "--data", "nowhere"], "there is no such directory"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -265,6 +265,12 @@ class TestUsersFile:
         assert loading.loading is False
         assert loading.load_file(script, 0) is module, "once"
 
+    def test_any_name_of_a_file_will_do(self, script: Path) -> None:
+        for name in ("script.v2.py", "my <script>.py"):
+            named = script.with_name(name)
+            named.write_text("import hocket\n")
+            assert loading.load_file(named, 0).__file__ == str(named)
+
     def test_trains_by_name(self, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(script.parent)
         result = hocket.fit("script.py:task", engine="threads", progress=False)

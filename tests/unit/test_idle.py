@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tiny import simulated
 from torch import nn
 
 import hocket
+from hocket.app.summary import summary
 from hocket.core.errors import UserError
 from hocket.core.registry import options
 from hocket.lab import axes
@@ -95,6 +97,15 @@ class TestLearntNothing:
         task = hocket.Task(lambda: nn.Linear(5, 3), ((x, y), (x, y)), epochs=5, batch=8, lr=0.1)
         assert self.result(task).learnt
         assert not self.result(dataclasses.replace(task, model=lambda: Constant()), epochs=1).learnt
+
+    def test_the_verdict_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
+        x, y = tiny.three_classes()
+        task = hocket.Task(lambda: nn.Linear(5, 3), ((x, y), (x, y)), epochs=5, batch=8, lr=0.1)
+        told = []
+        for model in (task.model, Constant):
+            summary(self.result(dataclasses.replace(task, model=model)))
+            told.append(re.sub(r" +", " ", capsys.readouterr().out).splitlines()[0].strip())
+        assert told == ["verdict finished", "verdict finished, but it has learnt nothing"]
 
     def test_another_metric_goes_by_the_loss(self) -> None:
         x, _ = tiny.three_classes()

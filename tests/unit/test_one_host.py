@@ -56,7 +56,7 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 8),
     dtype=st.sampled_from(TYPES),
@@ -230,7 +230,7 @@ def test_who_does_not_come_is_named_at_the_deadline() -> None:
     left = threading.Event()
 
     def main(rank: Rank) -> None:
-        memory = joined(rank, deadline_s=0.2)
+        memory = joined(rank, deadline_s=1.0)
         memory.barrier()
         if rank.comm.rank == 1:
             assert left.wait(20)
@@ -239,7 +239,7 @@ def test_who_does_not_come_is_named_at_the_deadline() -> None:
             memory.all_reduce(torch.ones(3))
         except DeadlineExceeded as error:
             assert error.peers == "rank 1"
-            assert "waited 0.2 s in all_reduce for rank 1" in str(error)
+            assert "waited 1.0 s in all_reduce for rank 1" in str(error)
         else:
             raise AssertionError("it did not wait")
         finally:

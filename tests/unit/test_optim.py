@@ -40,7 +40,7 @@ def trained(steps: int, step_with_torch: bool, text: str, momentum: float) -> to
     return flat.x.clone()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     momentum=st.sampled_from([0.0, 0.5, 0.9]),
     decay=st.sampled_from([0.0, 0.01]),

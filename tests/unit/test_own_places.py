@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from covering import first
 from tiny import task as tiny_task
 
 import hocket
@@ -89,7 +90,7 @@ class TestTasks:
         assert fit("pkg_of_test:task").task == f"{here}/pkg_of_test/__init__.py:task"
         assert fit("pkg_of_test.train:task").verdict == "finished"
 
-    @pytest.mark.parametrize("engine", ["mpi", "torch"])
+    @pytest.mark.parametrize("engine", first(1, ["torch", "mpi"]))
     def test_in_a_package_by_fresh_processes(self, here: Path, engine: str) -> None:
         assert fit("pkg_of_test.train:task", engine=engine).verdict == "finished"
 

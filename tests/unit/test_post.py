@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
-from itertools import product
+from itertools import chain, product
 
 import pytest
 import torch
@@ -12,20 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import on_threads
 
-from hocket.core.comm import ANY, Comm, Rank
+from hocket.core.comm import ANY, Rank
 from hocket.core.errors import DeadlineExceeded
 from hocket.core.message import Message
-from hocket.engines import post
+from hocket.engines import one_host, post
 from hocket.engines.commons import Patience
 from hocket.engines.one_host import OneHost
 from hocket.engines.post import MOST_RANKS, nbytes, ring_bytes
+from hocket.kernels.memory import rings as kernels
+from hocket.kernels.memory.tally import Tally
 
 RING = ring_bytes(3) // 4
 """Floats that fill a ring of three ranks."""
 LENGTHS = st.sampled_from([0, 1, 7, 1000, RING - 20, RING, 3 * RING + 1])
 
 
-def joined(rank: Rank, deadline_s: float = 20.0, crowded: bool = False) -> Comm:
+def joined(rank: Rank, deadline_s: float = 20.0, crowded: bool = False) -> OneHost:
     return OneHost(rank.comm, Patience(deadline_s, crowded), lambda x: False)
 
 
@@ -33,7 +36,7 @@ def letter(sender: int, tag: int, number: int, length: int) -> Message:
     return Message("letter", (sender, tag, number), (torch.arange(float(length)) + sender,))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     sent=st.lists(st.tuples(st.integers(0, 1), LENGTHS), min_size=1, max_size=6),
     crowded=st.booleans(),
@@ -66,7 +69,7 @@ def test_no_wake_up_is_missed(crowded: bool) -> None:
     """Two ranks that answer each other, with waits before and after the other has gone to sleep."""
 
     def main(rank: Rank) -> int:
-        comm, other = joined(rank, deadline_s=5.0, crowded=crowded), 1 - rank.comm.rank
+        comm, other = joined(rank, crowded=crowded), 1 - rank.comm.rank
         for number in range(1500):
             if rank.comm.rank == number % 2:
                 comm.isend(other, Message("", (number,)))
@@ -147,3 +150,81 @@ def test_more_ranks_than_rings_are_for_speak_through_the_library(monkeypatch: py
         return comm.recv()[1].ints[0]
 
     assert on_threads(main, 3) == [2, 0, 1]
+
+
+def test_who_is_not_waited_for_is_left_in_peace() -> None:
+    """A rank that waits for an answer sleeps on while what it has sent is read: there was room for all of it."""
+
+    def main(rank: Rank) -> int:
+        comm, me = joined(rank, crowded=True), rank.comm.rank
+        assert comm._post is not None
+        control = comm._post._control
+        comm.barrier()
+        before = int(kernels.heard(control, 0))
+        if me == 0:
+            comm.isend(1, letter(0, 0, 0, RING // 2))
+        else:
+            comm.recv(0)
+        comm.barrier()
+        return int(kernels.heard(control, 0)) - before
+
+    assert on_threads(main, 2) == [0, 0]
+
+
+def test_where_there_is_little_room_messages_and_collectives_go_in_smaller_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(one_host, "room", lambda: 300_000)
+
+    def main(rank: Rank) -> tuple[int, float]:
+        comm, me = joined(rank), rank.comm.rank
+        assert comm._post is not None and comm._post._rings.nbytes <= 300_000
+        x = torch.full((200_000,), float(me + 1))
+        comm.all_reduce(x)
+        comm.isend((me + 1) % 3, letter(me, 0, 0, RING))
+        assert bool((x == 6).all())
+        return comm.recv()[1].tensors[0].numel(), float(x[-1])
+
+    assert on_threads(main, 3) == [(RING, 6.0)] * 3
+
+
+def test_ranks_that_cannot_reach_the_others_pipes_speak_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str, *_: object) -> int:
+        raise PermissionError(path)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(post.os, "open", refused)
+        patched.setattr(post, "Post", None)  # nobody makes one
+
+        def main(rank: Rank) -> int:
+            pipes = post.pipes_of_all(rank.comm)
+            assert pipes is None
+            return 0
+
+        on_threads(main, 2)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_wakes_the_others_is_closed_in_the_end() -> None:
+    def main(rank: Rank) -> None:
+        comm = joined(rank)
+        comm.isend(1 - rank.comm.rank, Message())
+        comm.recv()
+
+    on_threads(main, 2)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    on_threads(main, 2)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_ranks_of_one_host_count_up_without_asking_each_other() -> None:
+    def main(rank: Rank) -> list[int]:
+        counter = joined(rank).counter(2)
+        assert isinstance(counter, Tally)
+        return [counter.take(number=1) for _ in range(500)]
+
+    taken = on_threads(main, 3)
+    assert sorted(chain(*taken)) == list(range(1500))

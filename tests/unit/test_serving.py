@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hocket.core.clock import RealClock
+from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Message
-from hocket.core.serving import Frame, Server, hyperparameters
+from hocket.core.serving import Frame, Server
 from hocket.strategies import strategy
 from hocket.strategies.pace import Pace
 
@@ -40,7 +41,7 @@ def test_a_step_waits_for_all_after_a_pause() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(x)], lr=1.0)
 
     def push(value: float) -> Message:
-        return Message("push", (0, 1, 1), (torch.tensor([value]), hyperparameters(optimizer)))
+        return Message("push", (0, 1, 1), (torch.tensor([value]), Hyperparameters(optimizer).told()))
 
     steps: list[float] = []
     words = [

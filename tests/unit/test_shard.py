@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hocket.core.shard import Shards
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=150)
 sizes = dict(
     samples=st.integers(1, 120),
     workers=st.integers(1, 9),

@@ -126,7 +126,7 @@ def test_a_lock_that_never_comes_free_ends_the_run_at_its_deadline(method: str, 
             vector.seen_by(1).read(out)
         with pytest.raises(LockBroken):
             vector.seen_by(1).publish(out, 1.0)
-        assert 0.3 < time.monotonic() - start < 5
+        assert 0.3 < time.monotonic() - start < 30
         elsewhere.submit(close_write, vector.control, 0, row).result()
     assert stopped(vector.control)
     assert vector.statistics().broken == 2

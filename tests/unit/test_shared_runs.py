@@ -212,6 +212,7 @@ def test_sparse_tasks_learn_with_every_method(name: str) -> None:
         assert result.test_metric < 1.2 if task.lower_is_better else result.test_metric > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_mnist_is_learnt_with_every_method(method: str) -> None:
     if not Path(os.environ.get("HOCKET_DATA", ""), "mnist").is_dir():

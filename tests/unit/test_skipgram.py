@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ import hocket
 from hocket.core.errors import UserError
 from hocket.core.sharing import Method, Sharing
 from hocket.drivers.schedule import Schedule
+from hocket.kernels.arrays import APART
 from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.skipgram import SkipGramKernel
@@ -44,7 +46,7 @@ def drawn(text: Text, seed: int = 1) -> list[tuple[Windows, int]]:
 
 
 class TestWindows:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 6))
     def test_every_word_is_the_centre_of_one_window(self, length: int, piece: int, window: int) -> None:
         whole = text(length, piece=piece, window=window)
@@ -86,6 +88,26 @@ def trained(kernel: SkipGramKernel, x: torch.Tensor, method: Method, lr: float, 
     after = torch.empty_like(x)
     vector.snapshot(after)
     return after
+
+
+def test_no_cache_line_is_written_by_two_workers() -> None:
+    kernel = SkipGramKernel(text(), 16, seed=0)
+    taken: list[set[int]] = []
+    crew = [kernel.worker(index, 1) for index in range(8)]
+    for worker in crew:
+        small = worker._work.random, worker._work.inputs, worker._work.outputs, worker._work.slopes
+        lines = [(part.ctypes.data // APART, (part.ctypes.data + part.nbytes - 1) // APART) for part in small]
+        assert all(part.ctypes.data % APART == 0 for part in small)
+        taken.append({line for first, last in lines for line in range(first, last + 1)})
+    assert len(set.union(*taken)) == sum(map(len, taken))
+
+
+def test_kernels_are_compiled_alike_for_a_text_in_memory_and_for_one_in_a_file(tmp_path: Path) -> None:
+    ids = np.arange(WORDS, dtype=np.int32)
+    (tmp_path / "ids").write_bytes(ids.tobytes())
+    texts = [Text.of(each, np.ones(WORDS), 3, 5, 0, 50) for each in (ids, np.memmap(tmp_path / "ids", np.int32, "r"))]
+    assert numba.typeof(texts[0]) == numba.typeof(texts[1])
+    assert ids.flags.writeable
 
 
 @pytest.mark.parametrize(("dim", "negative"), [(16, 5), (10, 1), (33, 8)])

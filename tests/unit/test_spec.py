@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spec")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(spec=st.builds(RunSpec, **FIELDS))
 def test_a_spec_survives_its_file(spec: RunSpec, folder: Path) -> None:
     assert through_a_file(spec, folder) == spec

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from hocket.core.staleness import Handling, Staleness
+from hocket.core.staleness import Handling, Staleness, by_gap
+from hocket.kernels.memory import tempering
 
 G = torch.tensor([1.0, -2.0, 0.5])
 LR = 0.1
@@ -86,3 +87,18 @@ def test_every_update_is_counted() -> None:
     for tau in (0, 2, 2):
         staleness.temper(G, LR, tau, NOW, READ)
     assert staleness.histogram == {0: 1, 2: 2}
+
+
+@pytest.mark.parametrize("step", [1e-12, 0.003, 7.0])
+def test_one_pass_over_memory_gives_the_same_bits_as_five(step: float) -> None:
+    """Whether a server's engine has Numba loaded must not show in what it learns."""
+    rng = torch.Generator().manual_seed(0)
+    g, now, read = torch.randn(3, 1003, generator=rng)
+    read[::7] = now[::7]
+    g[5] = math.nan
+    now[6] = math.inf
+    before = g.clone(), now.clone(), read.clone()
+    one, five = tempering.by_gap(g, now, read, step), by_gap(g, now, read, step)
+    assert torch.equal(one.view(torch.int32), five.view(torch.int32))
+    for a, b in zip((g, now, read), before, strict=True):
+        assert torch.equal(a.view(torch.int32), b.view(torch.int32))

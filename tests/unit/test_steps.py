@@ -93,7 +93,7 @@ class TestSchedules:
         assert alike(fit(tiny.task(24, batch=2, epochs=4, momentum=0.9), workers=2, schedule=text), wanted)
 
     @given(st.integers(1, 30), st.floats(0.0, 0.05), st.integers(0, 60))
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     def test_a_rate_depends_on_the_step_alone(self, length: int, least: float, step: int) -> None:
         text = f"cosine-annealing:T_max={length},eta_min={least}"
         rates = [Rates(text, "sgd", 0.1, 0.0, 99, None).at(step)["lr"] for _ in range(2)]

@@ -71,7 +71,7 @@ def test_a_wait_in_vain_is_told_with_what_the_others_did() -> None:
             step(model, optimizer)
 
     with pytest.raises(RankFailed) as failed:
-        Threads(deadline=1.0).run(main, 2, Listener())
+        Threads(deadline=2.0).run(main, 2, Listener())
     assert "rank 1 waited" in failed.value.reason or "rank 1 was in barrier" in failed.value.reason
     assert "rank 0 waited" in failed.value.reason or "rank 0 was in recv" in failed.value.reason
 

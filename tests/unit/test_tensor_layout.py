@@ -24,7 +24,7 @@ RANKS = st.sampled_from([2, 3, 4, 6])
 DTYPES = st.sampled_from([torch.float32, torch.float64])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ranks=RANKS, dtype=DTYPES, widths=st.lists(st.integers(6, 17), min_size=2, max_size=5), batch=st.integers(1, 5))
 def test_perceptron(ranks: int, dtype: torch.dtype, widths: list[int], batch: int) -> None:
     torch.manual_seed(sum(widths))
@@ -35,7 +35,7 @@ def test_perceptron(ranks: int, dtype: torch.dtype, widths: list[int], batch: in
     assert_alike(model, torch.randn(batch, widths[0], dtype=dtype), ranks, f"tensor={ranks}")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     ranks=RANKS,
     dtype=DTYPES,
@@ -90,7 +90,7 @@ class Block(nn.Module):
         return self.layer.norm1.weight.dtype
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(ranks=RANKS, dtype=DTYPES, more=st.integers(0, 2))
 def test_transformer_block(ranks: int, dtype: torch.dtype, more: int) -> None:
     torch.manual_seed(more)

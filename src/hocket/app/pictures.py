@@ -48,7 +48,9 @@ def report(
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN_OR_STUDY", help="The folder that something is being written to.")],
-    port: Annotated[int, typer.Option(help="Of the page, on this machine only. [any that is free]")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the page, on this machine only. [any that is free]")
+    ] = 0,
 ) -> None:
     """Show a run or a study in the browser while it goes on; ends with Ctrl-C."""
     from hocket.report.live import serve

@@ -23,7 +23,7 @@ def summary(result: Result) -> None:
     if result.virtual_seconds is not None:
         time = f"{result.virtual_seconds:.4g} s of virtual time ({time} of real)"
     rows = [
-        ("verdict", result.verdict),
+        ("verdict", _verdict(result)),
         ("time", time),
         ("engine", f"{result.engine}, {result.driver}"),
         ("samples/s", number(result.samples_per_s, ",.0f"))
@@ -52,6 +52,13 @@ def summary(result: Result) -> None:
         print(f" worker {r}: {batches}{parts}")
     if result.out:
         print(f"see it: hocket report {shlex.quote(result.out)}")
+
+
+def _verdict(result: Result) -> str:
+    """How it ended, and where all losses were finite but it came to nothing, that too."""
+    if result.learnt or result.verdict == "diverged":
+        return result.verdict
+    return f"{result.verdict}, but it has learnt nothing"
 
 
 def _validation(result: Result) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.compress.memory import Memory, check_finite, plain
+from hocket.compress.scheme import as_bytes, floats
 from hocket.core.comm import ANY, Comm, Request
 from hocket.core.forward import Forwarding
 from hocket.core.message import Lossy, Message
@@ -41,8 +42,8 @@ class Compressed(Forwarding):
     def __init__(self, comm: Comm, memory: Memory, dtype: torch.dtype) -> None:
         super().__init__(comm)
         self._memory, self._dtype = memory, dtype
-        self._damping = 1 / (1 + memory.scheme.variance)
-        """An unbiased compressor overshoots: only so much of it is sure to come nearer."""
+        self._overshoots = memory.scheme.variance > 0
+        """As an unbiased compressor does. Then the share of what it says that comes nearest follows its bytes."""
 
     def around(self, comm: Comm) -> Comm:
         return Compressed(comm, self._memory, self._dtype)
@@ -56,7 +57,8 @@ class Compressed(Forwarding):
         block, sent = self._memory.encode(part.residual, part.values)
         if part.residual:
             return dataclasses.replace(part, values=sent, packed=(Form.CHANGE, block))
-        return dataclasses.replace(part, values=sent * self._damping, packed=(Form.DAMPED, block))
+        block, sent = self._nearest(block, sent, part.values)
+        return dataclasses.replace(part, values=sent, packed=(Form.DAMPED, block))
 
     def _seal_model(self, to: int, part: Lossy) -> Lossy:
         memory, known = self._memory, f"told/{to}/{part.residual}"
@@ -65,17 +67,32 @@ class Compressed(Forwarding):
         if known not in memory.vectors:
             memory.vectors[known] = part.values.detach().clone()
             return dataclasses.replace(part, values=memory.vectors[known].clone(), packed=(Form.FIRST, part.values))
+        distance = part.values - memory.vectors[known]
         with memory.spans("encode"):
-            block = scheme.encode(plain(part.values - memory.vectors[known]), memory.draw())
-        now = self._moved(known, block)
-        return dataclasses.replace(part, values=now, packed=(Form.LATER, block))
+            block = scheme.encode(plain(distance), memory.draw())
+            block, step = self._nearest(block, memory.decode(block, distance), distance)
+        return dataclasses.replace(part, values=self._moved(known, step), packed=(Form.LATER, block))
 
-    def _moved(self, known: str, block: Tensor) -> Tensor:
+    def _moved(self, known: str, step: Tensor) -> Tensor:
         """A model after what was sent of its distance."""
         vectors = self._memory.vectors
-        step = self._memory.decode(block, vectors[known])
-        vectors[known] = vectors[known].add(step, alpha=self._damping)
+        vectors[known] = vectors[known] + step
         return vectors[known].clone()
+
+    def _nearest(self, block: Tensor, said: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The bytes of `x`, and what they stand for, where that must come nearer to it."""
+        if not self._overshoots:
+            return block, said
+        length = float(said.double().square().sum())
+        share = float(x.double().dot(said.double())) / length if length else 0.0
+        block = torch.cat([block, as_bytes(torch.tensor([share]))])
+        return block, self._read(block, said)
+
+    def _read(self, block: Tensor, like: Tensor) -> Tensor:
+        if not self._overshoots:
+            return self._memory.decode(block, like)
+        end = block.numel() - 4
+        return self._memory.decode(block[:end], like) * float(floats(block, end, 1))
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         self.inner.send(to, self._encoded(to, msg), tag)
@@ -110,9 +127,9 @@ class Compressed(Forwarding):
                 self._memory.vectors[known] = tensor.clone()
             elif form == Form.LATER:
                 next(lengths)
-                part = self._moved(known, tensor)
+                part = self._moved(known, self._read(tensor, self._memory.vectors[known]))
             elif form in (Form.CHANGE, Form.DAMPED):
-                part = self._memory.decode(tensor, tensor.new_empty(next(lengths), dtype=self._dtype))
-                part = part * self._damping if form == Form.DAMPED else part
+                read = self._read if form == Form.DAMPED else self._memory.decode
+                part = read(tensor, tensor.new_empty(next(lengths), dtype=self._dtype))
             parts.append(part)
         return Message(kind, tuple(ints), tuple(parts), msg.posted_s)

@@ -34,6 +34,13 @@ class DeadlineExceeded(CommError, TimeoutError):
         self.rank, self.operation, self.peers, self.seconds = rank, operation, peers, seconds
 
 
+class NothingCame(TimeoutError):
+    """A receive found nothing within its time-out, which is no failure."""
+
+    def __init__(self, rank: int, seconds: float | None, operation: str) -> None:
+        super().__init__(f"rank {rank}: nothing in {seconds} s in {operation}")
+
+
 class Aborted(CommError):
     """This rank was told to stop because another rank failed or the user interrupted the run."""
 

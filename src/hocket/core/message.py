@@ -19,9 +19,11 @@ _DTYPES = (
 _CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _TIME = struct.Struct("<d")
 _ALIGN = 16  # tensors start at multiples of this, so that they can be read in place
+_LONG = 4096  # bytes of a tensor that are not worth copying to have fewer pieces
+_NOTHING = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass  # made at every message, as that is: a frozen one takes four times as long
 class Lossy:
     """A vector that may lose precision on the way. `residual` names the place where the sender keeps what was lost.
 
@@ -45,7 +47,7 @@ def as_it_is(to: int, part: Lossy) -> Lossy:
     return part
 
 
-@dataclass(frozen=True)
+@dataclass
 class Message:
     """One message. `kind` says what it means to the receiver, who matches on it and finds plain tensors."""
 
@@ -55,14 +57,9 @@ class Message:
     posted_s: float = math.inf
     """When its sender began to send it, on the clock that all ranks share; inf where nobody took the time."""
 
-    def posted(self, posted_s: float) -> Message:
-        """The message as it is sent at this time."""
-        return Message(self.kind, self.ints, self.parts, posted_s)
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def __post_init__(self) -> None:
+        self.tensors = tuple([part.values if isinstance(part, Lossy) else part for part in self.parts])
         """The values of all parts."""
-        return tuple(part.values if isinstance(part, Lossy) else part for part in self.parts)
 
     @cached_property
     def header(self) -> bytes:
@@ -77,9 +74,10 @@ class Message:
     @cached_property
     def nbytes(self) -> int:
         """Bytes on the wire: header, padding and tensors. The time behind them is the meter's, and is not counted."""
-        size = len(self.header)
+        # As long as the header, which a message that stays in this process does not need
+        size = 3 + len(self.kind.encode()) + 8 * len(self.ints) + sum([2 + 8 * t.dim() for t in self.tensors])
         for t in self.tensors:
-            size = _aligned(size) + t.numel() * t.element_size()
+            size = _aligned(size) + t.nbytes
         return size
 
     def to(self, device: torch.device) -> Message:
@@ -88,22 +86,27 @@ class Message:
 
     def copy(self) -> Message:
         """A message that later changes to the sender's tensors cannot reach."""
-        return Message(self.kind, self.ints, tuple(t.detach().clone() for t in self.tensors), self.posted_s)
+        return Message(self.kind, self.ints, tuple([t.detach().clone() for t in self.tensors]), self.posted_s)
+
+    def pieces(self) -> list[np.ndarray]:
+        """The message as blocks of bytes, ready for the wire: long tensors as they lie in memory, where they may."""
+        found: list[np.ndarray] = []
+        short, at = bytearray(self.header), len(self.header)
+        for t in self.tensors:
+            raw = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if t.numel() else _NOTHING
+            short += bytes(_aligned(at) - at)
+            at = _aligned(at) + len(raw)
+            if len(raw) < _LONG:
+                short += raw.data
+            else:
+                found += np.frombuffer(short, np.uint8), raw
+                short = bytearray()
+        short += _TIME.pack(self.posted_s)
+        return [*found, np.frombuffer(short, np.uint8)]
 
     def pack(self) -> np.ndarray:
-        """The message as one block of bytes, ready for the wire."""
-        block = np.empty(self.nbytes + _TIME.size, np.uint8)
-        at = len(self.header)
-        block[:at] = np.frombuffer(self.header, np.uint8)
-        for t in self.tensors:
-            begin = _aligned(at)
-            end = begin + t.numel() * t.element_size()
-            block[at:begin] = 0
-            if end > begin:
-                block[begin:end] = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            at = end
-        _TIME.pack_into(block.data, at, self.posted_s)
-        return block
+        """The message as one block of bytes."""
+        return np.concatenate(self.pieces())
 
     @classmethod
     def unpack(cls, block: np.ndarray) -> Message:

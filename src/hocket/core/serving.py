@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
 from hocket.core.comm import Comm
+from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Message, Seal, as_it_is
+from hocket.core.staleness import ByGap, by_gap
 from hocket.core.state import Kept, State
 
 T = TypeVar("T")
@@ -46,8 +48,11 @@ class Server:
         frame: Frame,
         kept: Kept | None = None,
         seal: Seal = as_it_is,
+        by_gap: ByGap = by_gap,
     ) -> None:
         self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
+        self.by_gap = by_gap
+        """How vectors are tempered by their gap, in the way that is fastest here."""
         self.seal = seal
         """A vector as the worker that it is sent to will find it; see `Worker.seal`."""
         self.active = set(range(workers))
@@ -59,6 +64,7 @@ class Server:
         self._progress = self.keep("progress", State(version=0))
         self.keep("staleness", self.staleness)
         self._gradient, self._optimizer, self._optimizer_step = gradient, optimizer, optimizer_step
+        self._hyperparameters = Hyperparameters(optimizer)
         self._frame = frame
 
     @property
@@ -77,7 +83,7 @@ class Server:
 
     def tune(self, hyperparameters: Tensor) -> None:
         """Take over the rate, momentum and so on that a worker had when it found its gradient."""
-        set_hyperparameters(self._optimizer, hyperparameters)
+        self._hyperparameters.take_over(hyperparameters)
 
     @property
     def reach(self) -> float:
@@ -135,46 +141,4 @@ class Server:
 
 def parts(vector: Tensor, servers: int) -> Sequence[Tensor]:
     """How a vector is shared out between servers."""
-    return vector.tensor_split(servers)
-
-
-def hyperparameters(optimizer: torch.optim.Optimizer, momentum_elsewhere: bool = False) -> Tensor:
-    """All numbers that a scheduler may change, in a fixed order.
-
-    Where the momentum is held elsewhere, they are those of steps along a running mean of gradients that go as far.
-    """
-    groups, names = optimizer.param_groups, sorted(optimizer.defaults)  # schedulers put more into a group
-    if momentum_elsewhere:
-        groups = [_without_momentum(group) for group in groups]
-    found = [number for group in groups for name in names for number in _numbers(group[name])]
-    return torch.tensor(found, dtype=torch.float64)
-
-
-def _without_momentum(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings whose single steps go as far as those of a group that adds up what momentum leaves of the last."""
-    if not group.get("momentum"):
-        return group
-    further = (1 - group.get("dampening", 0.0)) / (1 - group["momentum"])
-    return group | {"lr": group["lr"] * further, "momentum": 0.0}
-
-
-def set_hyperparameters(optimizer: torch.optim.Optimizer, values: Tensor) -> None:
-    """Give an optimizer of the same kind the numbers that another one has."""
-    left = iter(values.tolist())
-    for group in optimizer.param_groups:
-        for name in sorted(optimizer.defaults):
-            old = group[name]
-            new = [next(left) for _ in _numbers(old)]
-            if new:
-                group[name] = tuple(new) if isinstance(old, tuple) else new[0]
-
-
-def _numbers(value: Any) -> list[float]:
-    """The numbers in one setting of an optimizer: none where it is a switch."""
-    if isinstance(value, tuple):
-        return [float(v) for v in value if isinstance(v, (int, float))]
-    if isinstance(value, (float, int)) and not isinstance(value, bool):
-        return [float(value)]
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return [float(value)]
-    return []
+    return vector.tensor_split(servers) if servers > 1 else (vector,)

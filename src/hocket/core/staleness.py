@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -87,6 +88,15 @@ def delay_compensated(g: Number, now: Number, read: Number) -> Number:
     return g + strength * g * g * (now - read)
 
 
+def by_gap(g: Tensor, now: Tensor, read: Tensor, step: Any) -> Tensor:
+    """`gap_aware` of vectors; the step is each parameter's, or one number."""
+    tempered: Tensor = gap_aware(g, (now - read).abs_(), step)
+    return tempered
+
+
+ByGap = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+
 class Staleness(State):
     """Counts the staleness of updates, and tempers stale gradients, as one observer sees them.
 
@@ -99,18 +109,25 @@ class Staleness(State):
     histogram: Counter[int]
     seen: int
     """Gradients."""
-    mean_square: Tensor
-    """Of gradients: each parameter's, or one for all."""
+    mean_square: Any
+    """Of gradients: a tensor with each parameter's, or one number for all. Replaced, never changed in place."""
     largest_lr: float
 
-    def __init__(self, handling: Handling, workers: int, x: Tensor, histogram: Counter[int] | None = None) -> None:
+    def __init__(
+        self,
+        handling: Handling,
+        workers: int,
+        x: Tensor,
+        histogram: Counter[int] | None = None,
+        by_gap: ByGap = by_gap,
+    ) -> None:
         super().__init__(
             histogram=Counter() if histogram is None else histogram,
             seen=0,
-            mean_square=torch.zeros_like(x) if needs_the_squares(handling) else x.new_zeros(()),
+            mean_square=torch.zeros_like(x) if needs_the_squares(handling) else 0.0,
             largest_lr=0.0,
         )
-        self._handling, self._workers = handling, workers
+        self._handling, self._workers, self._by_gap = handling, workers, by_gap
 
     def needs_the_read(self) -> bool:
         """Whether `temper` must know the parameters that were read."""
@@ -128,8 +145,8 @@ class Staleness(State):
         if self._handling in ("gap", "gap-mean"):
             self.seen += 1
             self.largest_lr = max(self.largest_lr, lr)
-            square = g * g if self._handling == "gap" else torch.dot(g, g) / g.numel()
-            self.mean_square.copy_(nearer(self.mean_square, square, newest_share(self.seen)))
+            square = g * g if self._handling == "gap" else float(torch.dot(g, g)) / g.numel()
+            self.mean_square = nearer(self.mean_square, square, newest_share(self.seen))
 
     def attempt(self, g: Tensor, tau: int, now: Tensor, read: Tensor | None) -> Tensor:
         """The gradient to apply in place of `g`, in an update that may still fail and is not counted."""
@@ -142,9 +159,12 @@ class Staleness(State):
                 return exponential(g, tau, self._workers)
             case "tail":
                 return tail(g, self._share_below(tau))
-            case "gap" | "gap-mean":
+            case "gap":
                 assert read is not None
-                return gap_aware(g, (now - read).abs_(), usual_step(self.mean_square, self.largest_lr))
+                return by_gap(g, now, read, usual_step(self.mean_square, self.largest_lr))
+            case "gap-mean":
+                assert read is not None
+                return self._by_gap(g, now, read, usual_step(self.mean_square, self.largest_lr))
             case "delay-compensated":
                 assert read is not None
                 return delay_compensated(g, now, read)

@@ -15,12 +15,14 @@ from hocket.core.buckets import Buckets
 from hocket.core.clock import Clock
 from hocket.core.collectives import ALGORITHMS, Algorithm
 from hocket.core.comm import Comm
+from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.means import Mean, Payload, weighted_mean
+from hocket.core.meanwhile import Meanwhile
 from hocket.core.message import Seal, as_it_is
 from hocket.core.registry import Registry
 from hocket.core.replica import Gradient, Part, Replica
 from hocket.core.seeds import stream
-from hocket.core.serving import Server, hyperparameters
+from hocket.core.serving import Server
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.state import Kept
 from hocket.core.weight import Weight
@@ -51,7 +53,7 @@ class Strategy(ABC):
 
     @property
     def sends_early(self) -> bool:
-        """Whether parts of a gradient leave while the rest is computed."""
+        """Whether it sends while gradients are computed."""
         return False
 
     @property
@@ -163,6 +165,8 @@ class Worker:
         """Draws the same on every worker, for what all must agree on without asking."""
         self.on_part: Callable[[Part], None] | None = None
         """Called as each part of the gradient is complete, while the rest is still computed; see `model.parts`."""
+        self.settle: Callable[[], None] = lambda: None
+        """Waits for what the strategy has under way, before the run is saved."""
         self.coming = Gradient(model.g, Weight())
         """The gradient that is computed: its weight is known before its parts are."""
         self.seal = seal
@@ -175,6 +179,7 @@ class Worker:
         self._served = served
         self._shared: SharedVector | None = None
         self._optimizer = optimizer
+        self._hyperparameters = Hyperparameters(optimizer)
         self._optimizer_step = optimizer_step
 
     @cached_property
@@ -224,7 +229,7 @@ class Worker:
 
     def hyperparameters(self, momentum_elsewhere: bool = False) -> Tensor:
         """The optimizer's rate, momentum and so on at this step, for who steps in the worker's place."""
-        return hyperparameters(self._optimizer, momentum_elsewhere)
+        return self._hyperparameters.told(momentum_elsewhere)
 
     def portion(self, g: Gradient) -> float:
         """What a gradient counts that is applied by itself, not in a mean: its samples over those of a full batch.
@@ -285,6 +290,15 @@ class Worker:
         self._mean(payload, weight if isinstance(weight, Weight) else Weight(weight, None), self.model.count, comm)
         if is_last:
             self._average_odd_buffers(comm)
+
+    def average_meanwhile(self, spans: Sequence[slice]) -> Meanwhile:
+        """For means of stretches of the parameters while this worker goes on. All workers call it together."""
+        with self.clock.paused():
+            meanwhile = Meanwhile(self.x, spans, self.comm if self.size == 1 else self.comm.background())
+        self.keep("meanwhile/sums", meanwhile.sums)
+        self.keep("meanwhile/left", meanwhile.left)
+        self.settle = meanwhile.settle
+        return meanwhile
 
     def average_buffers(self, algorithm: Algorithm = "auto") -> None:
         """Give all replicas the same BatchNorm statistics."""

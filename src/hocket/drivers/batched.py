@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hocket.core.comm import Turns
 from hocket.core.errors import UserError
@@ -107,7 +109,8 @@ class Rows:
             whole, block, gradient = gradient, block[chosen], gradient.new_empty(count, gradient.shape[1])
         parameters = {name: _stacked(block, place).requires_grad_() for name, place in self._layout.items()}
         statistics = {name: _stacked(block, place) for name, place in self._statistics.items()}
-        losses: Tensor = self._call(parameters | statistics, inputs, targets)
+        with _attention_in_steps(block.device):
+            losses: Tensor = self._call(parameters | statistics, inputs, targets)
         # No replica's loss depends on another's parameters: the gradient of the sum is that of each.
         found = torch.autograd.grad(losses.sum(), list(parameters.values()), materialize_grads=True)
         for place, part in zip(self._layout.values(), found, strict=True):
@@ -115,6 +118,11 @@ class Rows:
         if not in_a_row:
             whole[chosen] = gradient
         return losses.detach()
+
+
+def _attention_in_steps(device: torch.device) -> AbstractContextManager[None]:
+    """Inside, attention is made of operations that have a batched form. The one kernel for it on the CPU has none."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def _slots(model: nn.Module, names: set[str]) -> Iterator[tuple[dict[str, Any], str, str]]:

@@ -66,6 +66,8 @@ class Pool:
 
     def _call_holds(self) -> bool:
         """Whether one of the calls that this worker has heard holds; who called says so a moment later."""
+        if self._heard < _CALL:  # nobody has called
+            return False
         while True:
             calls, hold, void = (self._heard // unit & _FOUR_BITS for unit in (_CALL, _HOLDS, _VOID))
             if hold or calls == void:

@@ -46,7 +46,8 @@ def compressor_for(text: str, chosen: Strategy) -> Compressor:
         raise UserError(f"strategy {chosen.name} sends nothing that could be compressed; leave compress out")
     if not isinstance(made, Identity) and chosen.sends_early:
         raise UserError(
-            "a compressor looks at whole gradients, and overlap=on sends them in parts; leave one of the two out"
+            f"what {chosen.name} sends while gradients are computed cannot be compressed; leave one of the two out: "
+            "--compress, or overlap=on (allreduce), delay (diloco)"
         )
     return made
 

@@ -46,14 +46,14 @@ class Patience:
     A rank that has sent something and waits for others here may be what these wait for."""
 
 
-def row_bytes(size: int) -> int:
+def row_bytes(size: int, room: int = _ROWS_BYTES) -> int:
     """What a rank lays down at a time: much, since all have to meet for it, but rows should fit into the caches."""
-    return max(min(_LONGEST_ROW, _ROWS_BYTES // (2 * size)) // 64 * 64, _SHORTEST_ROW)
+    return max(min(_LONGEST_ROW, min(room, _ROWS_BYTES) // (2 * size)) // 64 * 64, _SHORTEST_ROW)
 
 
-def nbytes(size: int) -> int:
-    """Of the block that so many ranks need."""
-    return 8 * _words(size) + 2 * size * row_bytes(size)
+def nbytes(size: int, room: int = _ROWS_BYTES) -> int:
+    """Of the block that so many ranks need, where there is so much room for it."""
+    return 8 * _words(size) + 2 * size * row_bytes(size, room)
 
 
 def _words(size: int) -> int:
@@ -199,8 +199,8 @@ class Commons:
         """The ranks' rows: those for the meetings of even numbers, then the others."""
         rows = self._rows.get(dtype)
         if rows is None:
-            count, begin = 2 * self._size * row_bytes(self._size) // dtype.itemsize, 8 * _words(self._size)
-            rows = np.frombuffer(self._block.memory, dtype, count, begin).reshape(2 * self._size, -1)
+            begin = 8 * _words(self._size)
+            rows = np.frombuffer(self._block.memory, dtype, offset=begin).reshape(2 * self._size, -1)
             self._rows[dtype] = rows
         return rows
 

@@ -18,8 +18,19 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Rank, Request, Turns, reduce_in_order
-from hocket.core.errors import Aborted, CommError
+from hocket.core.comm import (
+    ANY,
+    Comm,
+    Deferred,
+    Op,
+    Rank,
+    Request,
+    Turns,
+    receiving,
+    reduce_in_order,
+    sender,
+)
+from hocket.core.errors import Aborted, CommError, NothingCame
 from hocket.core.message import Message
 from hocket.core.replica import own_memory
 from hocket.core.sharing import SharedVector, Sharing
@@ -43,7 +54,7 @@ class Wait:
     """The time at which the wait is over, or None while nobody knows."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Envelope:
     """A message on its way; `order` is when it was sent, among all."""
 
@@ -51,6 +62,7 @@ class Envelope:
     source: int
     tag: int
     msg: Message
+    nbytes: int
     arrival_s: float = 0.0
     free: bool = False
     """Sent for nothing, so it is seen to for nothing."""
@@ -192,7 +204,7 @@ class LocalComm:
             world.check()
             world.catch_up(self._me)
             world.sent += 1
-            envelope = Envelope(world.sent, self.rank, tag, msg.copy())
+            envelope = Envelope(world.sent, self.rank, tag, msg.copy(), msg.nbytes)
             free_s = world.post(self._me, target, envelope)
             world.mail.setdefault((self._context, target), []).append(envelope)
             world.changed([target])
@@ -215,10 +227,10 @@ class LocalComm:
                         found = e
                 return None if found is None else found.arrival_s
 
-            who = "any rank" if source == ANY else f"rank {self._members[source]}"
-            operation = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
+            who = sender(source if source == ANY else self._members[source])
+            operation = receiving(source, tag)
             if not world.wait(self._me, Wait(operation, lambda: who, ready), timeout):
-                raise TimeoutError(f"rank {self._me}: nothing in {timeout} s in {operation}")
+                raise NothingCame(self._me, timeout, operation)
             assert found is not None, "nobody else can have come between"
             box.remove(found)
             world.received(self._me, found)

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request, receiving, sender
 from hocket.core.environment import inside_mpi, inside_torchrun, launched_rank, launched_size
-from hocket.core.errors import CommError, DeadlineExceeded, UserError
+from hocket.core.errors import CommError, DeadlineExceeded, NothingCame, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
@@ -281,11 +281,10 @@ class MpiComm:
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         status = self._MPI.Status()
         origin = self._MPI.ANY_SOURCE if source == ANY else source
-        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
-        who = "any rank" if source == ANY else f"rank {source}"
-        handle = self._poll(lambda: self._comm.Improbe(origin, tag, status), name, who, timeout, idle=source == ANY)
+        name, idle = receiving(source, tag), source == ANY
+        handle = self._poll(lambda: self._comm.Improbe(origin, tag, status), name, sender(source), timeout, idle)
         if handle is None:
-            raise TimeoutError(f"rank {self.rank}: nothing in {timeout} s in {name}")
+            raise NothingCame(self.rank, timeout, name)
         block = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
         self._finish(handle.Irecv(block), name)
         return status.source, Message.unpack(block)

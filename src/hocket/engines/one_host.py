@@ -6,14 +6,13 @@ import dataclasses
 import hashlib
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hocket.core.comm import ANY, Comm, Op, Request
+from hocket.core.comm import ANY, Comm, Counter, Op, Request
 from hocket.core.forward import Forwarding
 from hocket.core.message import Message
 from hocket.engines import commons, post
@@ -21,8 +20,8 @@ from hocket.engines.carrier import Carrier
 from hocket.engines.commons import Commons, Patience
 from hocket.engines.host import give_back, on_host
 from hocket.engines.mapped import map_together
-from hocket.kernels.memory import futex
-from hocket.kernels.memory.block import Block
+from hocket.kernels.memory import futex, tally
+from hocket.kernels.memory.block import Block, place, room
 
 _SUMMED = frozenset({
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -39,7 +38,7 @@ Takes = Callable[[Tensor], bool]
 def this_host() -> int:
     """A number that ranks have in common if they can map each other's memory."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    memory = os.stat("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()).st_dev
+    memory = os.stat(place()).st_dev
     text = f"{boot.read_text() if boot.exists() else ''}/{socket.gethostname()}/{memory}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
@@ -60,6 +59,7 @@ def by_host(
         return comm
     commons.load_kernels()
     post.load_kernels()
+    tally.load_kernels()
     hosts = torch.zeros(comm.size, dtype=torch.int64)
     comm.all_gather(hosts, torch.tensor([this_host() if host is None else host]))
     here = hosts == hosts[comm.rank]
@@ -88,11 +88,13 @@ def _aside(patience: Patience) -> Patience:
     return dataclasses.replace(patience, crowded=True, help_along=None)
 
 
-def _post(comm: Comm, patience: Patience) -> post.Post:
-    def made(block: Block) -> post.Post:
-        return post.Post(block, comm.size, comm.rank, patience)
-
-    return made(map_together(comm, post.nbytes(comm.size), lambda block: made(block).lay_out()))
+def _post(comm: Comm, patience: Patience) -> post.Post | None:
+    """None where ranks are too many for it, or cannot wake each other: they then speak through the library."""
+    pipes = post.pipes_of_all(comm) if comm.size <= post.MOST_RANKS else None
+    if pipes is None:
+        return None
+    block = map_together(comm, post.nbytes(comm.size, room()), lambda block: post.lay_out(block, comm.size, patience))
+    return post.Post(block, pipes, comm.size, comm.rank, patience)
 
 
 def _both(letters: post.Post, patience: Patience) -> Callable[[], bool]:
@@ -107,13 +109,13 @@ class OneHost(Forwarding):
     def __init__(self, comm: Comm, patience: Patience, library_takes: Takes, carrier: Carrier | None = None) -> None:
         super().__init__(comm)
         self._patience, self._library_takes, self._carrier = patience, library_takes, carrier
-        self._post = _post(comm, patience) if carrier is None and comm.size <= post.MOST_RANKS else None
+        self._post = _post(comm, patience) if carrier is None else None
         helpful = dataclasses.replace(patience, help_along=_both(self._post, patience)) if self._post else patience
 
         def made(block: Block) -> Commons:
             return Commons(block, comm.size, comm.rank, helpful)
 
-        self._commons = made(map_together(comm, commons.nbytes(comm.size), lambda block: made(block).lay_out()))
+        self._commons = made(map_together(comm, commons.nbytes(comm.size, room()), lambda block: made(block).lay_out()))
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         self.isend(to, msg, tag).wait()
@@ -123,6 +125,9 @@ class OneHost(Forwarding):
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         return (self._post or self.inner).recv(source, tag, timeout)
+
+    def counter(self, numbers: int = 1) -> Counter:
+        return tally.Tally(map_together(self, tally.nbytes(numbers), lambda block: None))
 
     @property
     def native(self) -> Comm:

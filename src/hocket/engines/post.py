@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hocket.core.comm import ANY, Deferred, Request
-from hocket.core.errors import DeadlineExceeded
+from hocket.core.comm import ANY, Comm, Deferred, Request, receiving, sender
+from hocket.core.errors import DeadlineExceeded, NothingCame
 from hocket.core.message import Message
 from hocket.engines.commons import BUSY_NS, FIRST_NS, LAST_NS, Patience
 from hocket.kernels.jit import one_compiles
@@ -23,39 +25,79 @@ from hocket.kernels.memory.block import Block
 
 MOST_RANKS = 64
 """Among more, the rings would be too short: their number grows as the square."""
-_RINGS_BYTES, _LONGEST_RING = 24 << 20, 1 << 20
+_RINGS_BYTES, _LONGEST_RING, _PAGE = 24 << 20, 1 << 20, 4096
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _SPIN_S, _CROWDED_S = 2e-3, 2e-5
 """How long a rank that waits keeps its core busy before it sleeps, and where others want that core."""
+
+_CROWDED_FIRST_NS = 2_000_000
+"""How long it waits before it helps the library along: to wake up may take the core from who is waited for."""
 
 Words = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 
-def ring_bytes(size: int) -> int:
+def ring_bytes(size: int, room: int = _RINGS_BYTES) -> int:
     """Of each ring among so many ranks. A message may be longer: it then goes in pieces."""
-    return min(_RINGS_BYTES // kernels.rings_for(size), _LONGEST_RING) // 4096 * 4096
+    return max(min(min(room, _RINGS_BYTES) // kernels.rings_for(size), _LONGEST_RING) // _PAGE, 1) * _PAGE
 
 
-def nbytes(size: int) -> int:
-    """Of the block that so many ranks need."""
-    return 8 * _words(size) + kernels.rings_for(size) * ring_bytes(size)
+def nbytes(size: int, room: int = _RINGS_BYTES) -> int:
+    """Of the block that so many ranks need, where there is so much room for it."""
+    return 8 * _words(size) + kernels.rings_for(size) * ring_bytes(size, room)
 
 
 def _words(size: int) -> int:
     return -(-kernels.words_for(size) // 512) * 512  # rings begin with a page
 
 
+def lay_out(block: Block, size: int, patience: Patience) -> None:
+    """Make a new block ready, before any rank sees it."""
+    control: Words = np.frombuffer(block.memory, np.int64, _words(size))
+    control[kernels.SIZE] = size
+    control[kernels.CROWDED] = patience.crowded
+    control[kernels.SPIN_NS] = round((_CROWDED_S if patience.crowded else _SPIN_S) * 1e9)
+
+
 def load_kernels() -> None:
     """Compile what messages call, or load it from the cache: before anybody waits for us."""
-    block = Block.anonymous(nbytes(2))
-    one, other = (Post(block, 2, rank, Patience(1.0, crowded=False)) for rank in range(2))
-    one.lay_out()
+    block, patience, pipes = Block.anonymous(nbytes(2)), Patience(1.0, crowded=False), [os.pipe2(_FLAGS) for _ in "ab"]
+    lay_out(block, 2, patience)
+    one, other = (Post(block, [pipes[0][rank], pipes[1][1 - rank]], 2, rank, patience) for rank in range(2))
     with one_compiles():
         one.isend(1, Message())
         other.recv(0)
         with suppress(TimeoutError):
             other.recv(0, timeout=1e-6)
+
+
+def pipes_of_all(comm: Comm) -> list[int] | None:
+    """A pipe for each rank: the end to read from for one's own, the end to write into for the others, and at last one's
+    own again, so that it is never without a writer. None where ranks cannot reach each other's.
+
+    They have no name, so that nothing is left behind: one opens another's by way of the process that has it.
+    """
+    own, end = os.pipe2(_FLAGS)
+    found = torch.zeros(2 * comm.size, dtype=torch.int64)
+    comm.all_gather(found, torch.tensor([os.getpid(), end]))
+    opened = []
+    with suppress(OSError):
+        for rank, (process, descriptor) in enumerate(found.view(-1, 2).tolist()):
+            path = f"/proc/{process}/fd/{descriptor}"
+            opened.append(own if rank == comm.rank else os.open(path, os.O_WRONLY | _FLAGS))
+    opened.append(end)
+    all_are_open = torch.tensor([int(len(opened) > comm.size)])
+    comm.all_reduce(all_are_open, "min")  # and so nobody leaves before
+    if all_are_open:
+        return opened
+    _close({own, *opened})
+    return None
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _frame(length: int = 0, tag: int = 0) -> Bytes:
@@ -66,21 +108,23 @@ def _frame(length: int = 0, tag: int = 0) -> Bytes:
 class _Outbox:
     """What has not left yet because a ring was full."""
 
-    def __init__(self, control: Words, rings: Bytes, rank: int, size: int) -> None:
-        self._control, self._rings, self._rank = control, rings, rank
+    def __init__(self, control: Words, rings: Bytes, bells: Words, rank: int, size: int) -> None:
+        self._control, self._rings, self._bells, self._rank = control, rings, bells, rank
         self._waiting: dict[int, deque[Bytes]] = {}
         """By the rank that it is for; none is empty."""
         self._written = [0] * size
         """Of the first that waits: so many bytes are in the ring."""
         self._left = [0] * size
-        """How many frames and messages have wholly left."""
+        """How many pieces have wholly left."""
 
-    def add(self, to: int, block: Bytes, tag: int) -> Callable[[], bool]:
-        """What is returned tells whether it has left."""
+    def add(self, to: int, pieces: list[Bytes]) -> Callable[[], bool]:
+        """What is returned tells whether they have left. They may be changed now: what has to wait is copied."""
         waiting = self._waiting.setdefault(to, deque())
-        number = self._left[to] + len(waiting) + 2
-        waiting += _frame(len(block), tag), block
+        number = self._left[to] + len(waiting) + len(pieces)
+        waiting += pieces
         self._push(to)
+        for i in range(max(len(waiting) - len(pieces), 0), len(waiting)):
+            waiting[i] = waiting[i].copy()
         return lambda: self._left[to] >= number
 
     def push(self) -> bool:
@@ -90,22 +134,25 @@ class _Outbox:
         return bool(self._waiting)
 
     def _push(self, to: int) -> None:
-        waiting = self._waiting[to]
+        waiting, words, bells, me = self._waiting[to], self._control, self._bells, self._rank
         while waiting:
-            done = kernels.put(self._control, self._rings, self._rank, to, waiting[0], self._written[to])
+            done = kernels.put(words, self._rings, bells, me, to, waiting[0], self._written[to])
             if done < len(waiting[0]):
                 self._written[to] = done
-                return
+                break
             waiting.popleft()
             self._written[to] = 0
             self._left[to] += 1
-        del self._waiting[to]
+        kernels.ring_bell(words, bells, me, to)
+        if not waiting:
+            del self._waiting[to]
 
-    def empty(self, within_s: float) -> None:
+    def close(self, within_s: float) -> None:
         """Before the rank leaves: nobody else could send the rest."""
         until = time.monotonic() + within_s
         while self.push() and time.monotonic() < until:
             time.sleep(1e-4)
+        _close(self._bells.tolist())
 
 
 @dataclass(slots=True)
@@ -122,27 +169,22 @@ class Post:
     """One rank's messages to and from the others. Nothing moves outside of its calls: who computes after it has sent
     a message that is longer than a ring keeps the rest of it."""
 
-    def __init__(self, block: Block, size: int, rank: int, patience: Patience) -> None:
+    def __init__(self, block: Block, pipes: list[int], size: int, rank: int, patience: Patience) -> None:
         self._block, self._size, self._rank, self._patience = block, size, rank, patience
         self._control: Words = np.frombuffer(block.memory, np.int64, _words(size))
-        flat: Bytes = np.frombuffer(
-            block.memory, np.uint8, kernels.rings_for(size) * ring_bytes(size), 8 * _words(size)
-        )
-        self._rings = flat.reshape(kernels.rings_for(size), ring_bytes(size))
-        self._outbox = _Outbox(self._control, self._rings, rank, size)
+        flat: Bytes = np.frombuffer(block.memory, np.uint8, offset=8 * _words(size))
+        self._rings = flat.reshape(kernels.rings_for(size), -1)
+        self._first_ns = _CROWDED_FIRST_NS if patience.crowded else FIRST_NS
+        self._bells: Words = np.array(pipes, np.int64)
+        self._outbox = _Outbox(self._control, self._rings, self._bells, rank, size)
         self._arriving = [_Arriving(_frame()) for _ in range(size)]
         self._come: list[tuple[int, int, Message]] = []
         """Source, tag and message, in the order in which they were complete."""
-        weakref.finalize(self, self._outbox.empty, patience.deadline_s)
-
-    def lay_out(self) -> None:
-        """Make a new block ready, before any other rank sees it."""
-        self._control[kernels.SIZE] = self._size
-        self._control[kernels.CROWDED] = self._patience.crowded
-        self._control[kernels.SPIN_NS] = round((_CROWDED_S if self._patience.crowded else _SPIN_S) * 1e9)
+        weakref.finalize(self, self._outbox.close, patience.deadline_s)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
-        has_left = self._outbox.add(to, msg.pack(), tag)
+        pieces = msg.pieces()
+        has_left = self._outbox.add(to, [_frame(sum(map(len, pieces)), tag), *pieces])
 
         def finish() -> None:
             self._await(lambda: has_left() or None, f"send(to={to})", f"rank {to}", None)
@@ -151,22 +193,22 @@ class Post:
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
         def found() -> tuple[int, Message] | None:
-            for i, (sender, its_tag, msg) in enumerate(self._come):
-                if source in (ANY, sender) and tag == its_tag:
+            for i, (origin, its_tag, msg) in enumerate(self._come):
+                if source in (ANY, origin) and tag == its_tag:
                     del self._come[i]
-                    return sender, msg
+                    return origin, msg
             return None
 
-        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
-        received = self._await(found, name, "any rank" if source == ANY else f"rank {source}", timeout)
+        name = receiving(source, tag)
+        received = self._await(found, name, sender(source), timeout)
         if received is None:
-            raise TimeoutError(f"rank {self._rank}: nothing in {timeout} s in {name}")
+            raise NothingCame(self._rank, timeout, name)
         return received
 
     def _await(self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None) -> T | None:
         """Let messages come and go until `found` answers; None at the end of a `timeout`."""
         began, limit_s = time.monotonic(), self._patience.deadline_s if timeout is None else timeout
-        help_along, slice_ns = self._patience.help_along, FIRST_NS
+        help_along, slice_ns = self._patience.help_along, self._first_ns
         while True:
             before = kernels.heard(self._control, self._rank)
             self.move()
@@ -180,9 +222,9 @@ class Post:
             longest_ns = round(left_s * 1e9)
             if help_along is not None:
                 longest_ns = min(longest_ns, slice_ns)
-            rung = kernels.await_bell(self._control, self._rank, before, longest_ns) == kernels.RUNG
+            rung = kernels.await_bell(self._control, self._bells, self._rank, before, longest_ns) == kernels.RUNG
             if not rung and help_along is not None:
-                slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, FIRST_NS), LAST_NS)
+                slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, self._first_ns), LAST_NS)
 
     def move(self) -> bool:
         """Take what has come, and write what there is room for. True while something of ours has not left."""
@@ -195,7 +237,9 @@ class Post:
     def _take_from(self, source: int) -> None:
         while True:
             part = self._arriving[source]
-            part.done = kernels.take(self._control, self._rings, self._rank, source, part.target, part.done)
+            part.done = kernels.take(
+                self._control, self._rings, self._bells, self._rank, source, part.target, part.done
+            )
             if part.done < len(part.target):
                 return
             if part.tag is None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 import math
-import os
 import random
-import secrets
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -141,6 +141,7 @@ class SimWorld(World):
         self._out_free_s = [0.0] * size
         self._in_free_s = [0.0] * size
         self._incoming: list[list[tuple[float, int, float, Envelope]]] = [[] for _ in range(size)]
+        """Of each card, in the order in which they come in: when one reaches it, its number, and how long it takes."""
         self._busy_until_s: dict[int, float] = {}  # by communicator: when its last collective is over
 
         self._heap: list[tuple[float, float, int, int]] = []
@@ -154,8 +155,6 @@ class SimWorld(World):
         self.common: Any = None
         """What the ranks have in common."""
         self._returning: dict[int, float] = {}  # who comes back from a pause, and to which time
-        # Any core, so that simulations side by side do not crowd on one; the user's generator stays untouched.
-        self._core = secrets.choice(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 0
 
     def begin(self) -> None:
         for rank in range(self.size):
@@ -219,9 +218,6 @@ class SimWorld(World):
         return self._batons.carriers(body)
 
     def thread_began(self, rank: int) -> None:
-        if hasattr(os, "sched_setaffinity"):
-            # Only one of these threads runs at a time: on one core the next finds the caches warm.
-            os.sched_setaffinity(0, {self._core})
         self._batons.wait(rank)
         self.count_from_here(rank)
         self.check()
@@ -327,7 +323,7 @@ class SimWorld(World):
     def received(self, rank: int, envelope: Envelope) -> None:
         """A server sees to each message; where compute is measured, so is that."""
         if rank >= self._workers and not self.measured and not self.free[rank] and not envelope.free:
-            passes_s = SERVER_PASSES * envelope.msg.nbytes * self.memory_byte_s
+            passes_s = SERVER_PASSES * envelope.nbytes * self.memory_byte_s
             self.now_s[rank] = self._done_s(rank, self._serve_s + passes_s)
 
     def make_shared(self, sharing: Sharing, x: Tensor) -> SimulatedMemory:
@@ -368,14 +364,16 @@ class SimWorld(World):
         if envelope.free or source == to:
             envelope.arrival_s = now_s
             return now_s
-        wire_s = envelope.msg.nbytes * self._byte_s
+        wire_s = envelope.nbytes * self._byte_s
         leave_s = max(now_s, self._out_free_s[source])
         self._out_free_s[source] = leave_s + wire_s
         self._take_in(to, now_s)
-        heapq.heappush(self._incoming[to], (leave_s + self._latency_s, envelope.order, wire_s, envelope))
         # Until a message has begun to come in, one that was sent later may still overtake it on the way.
-        free_s = self._in_free_s[to]
-        for reach_s, _, wire_s, waiting in sorted(self._incoming[to], key=lambda entry: entry[:2]):
+        incoming, entry = self._incoming[to], (leave_s + self._latency_s, envelope.order, wire_s, envelope)
+        at = bisect(incoming, entry)
+        incoming.insert(at, entry)
+        free_s = incoming[at - 1][3].arrival_s if at else self._in_free_s[to]
+        for reach_s, _, wire_s, waiting in islice(incoming, at, None):
             free_s = waiting.arrival_s = max(reach_s, free_s) + wire_s
         return self._out_free_s[source]
 
@@ -383,7 +381,7 @@ class SimWorld(World):
         """Settle the messages that have begun to come in: nothing sent from now on can reach the card before them."""
         incoming = self._incoming[to]
         while incoming and incoming[0][0] <= now_s:
-            self._in_free_s[to] = heapq.heappop(incoming)[3].arrival_s
+            self._in_free_s[to] = incoming.pop(0)[3].arrival_s
 
     def meeting_ends(self, last: int, context: int, arrived_s: float, kind: str, nbytes: int, size: int) -> float:
         """Collectives that are under way at once share the wires: each begins when the one before it is over."""

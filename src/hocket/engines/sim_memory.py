@@ -359,7 +359,7 @@ class SimulatedVector:
             "read_version": self._read_version,
             "staleness": Counter(self._staleness.histogram),
             "seen": self._staleness.seen,
-            "mean_square": self._staleness.mean_square.clone(),
+            "mean_square": self._staleness.mean_square,
             "largest_lr": self._staleness.largest_lr,
             "held": list(self.memory.held.get(self._worker, [])),
         }

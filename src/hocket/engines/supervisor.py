@@ -36,7 +36,7 @@ LOOPBACK = {
     "UCX_NET_DEVICES": "lo",
     "FI_TCP_IFACE": "lo",
     "HYDRA_IFACE": "lo",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_btl": "^tcp",  # told of an interface, its ranks listen on all of them still
     "OMPI_MCA_oob_tcp_if_include": "lo",
 }
 """For ranks on one machine: no library under us shall be reachable from another."""

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request, receiving, sender
 from hocket.core.environment import inside_torchrun, launched_size
-from hocket.core.errors import CommError, DeadlineExceeded, UserError
+from hocket.core.errors import CommError, DeadlineExceeded, NothingCame, UserError
 from hocket.core.message import Message
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.worker import Need
@@ -157,7 +157,7 @@ class TorchComm:
             text = str(error)
             if "imed out" in text or "imeout" in text:
                 if timeout is not None:
-                    raise TimeoutError(f"rank {self.rank}: nothing in {timeout} s in {operation}") from error
+                    raise NothingCame(self.rank, timeout, operation) from error
                 raise DeadlineExceeded(self.rank, operation, peers, limit) from error
             first = text.partition("\n")[0]
             raise CommError(f"rank {self.rank} in {operation} with {peers}: {first}") from error
@@ -193,16 +193,14 @@ class TorchComm:
         return Deferred(finish)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
-        name = f"recv(source={'ANY' if source == ANY else source}, tag={tag})"
-        who = "any rank" if source == ANY else f"rank {source}"
+        name, who = receiving(source, tag), sender(source)
         length = torch.zeros(1, dtype=torch.int64)
         work: Any = dist.irecv(length, None if source == ANY else self._world(source), self._group, 2 * tag)
         self._wait(work, name, who, timeout)
         world_source: int = work._source_rank() if source == ANY else self._world(source)
         block = torch.from_numpy(np.empty(int(length), np.uint8))
         self._wait(dist.irecv(block, world_source, self._group, 2 * tag + 1), name, who)
-        sender = dist.get_group_rank(self._group, world_source)
-        return sender, Message.unpack(block.numpy())
+        return dist.get_group_rank(self._group, world_source), Message.unpack(block.numpy())
 
     def carries_on_gpus(self, x: Tensor) -> bool:
         """Whether a tensor stays on GPUs on its way: NCCL carries what is there, Gloo what is in main memory."""

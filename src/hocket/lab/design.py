@@ -99,6 +99,7 @@ def read(path: Path, quick: bool, changes: Mapping[str, Any] | None = None) -> S
     seeds = less.pop("seeds", given.get("seeds", 1))
     if type(seeds) is not int or seeds < 1:
         raise UserError(f"{path}: seeds must be 1 or more runs of each cell, got {seeds}")
+    _check_quick(given.get("grid", []), less, path)
     cells = [
         cell for grid in given.get("grid", []) for cell in _cells(given.get("settings", {}), grid, less, changes or {})
     ]
@@ -130,6 +131,19 @@ def _check(given: Mapping[str, Any], path: Path) -> None:
             for key in entry:
                 if key not in known:
                     raise UserError(f"{path}: {unknown('setting', key, known)}")
+
+
+def _check_quick(grids: Sequence[Mapping[str, Any]], less: Mapping[str, Any], path: Path) -> None:
+    """Refuse lists that narrow no axis, or leave nothing of one."""
+    for key, kept in less.items():
+        if not isinstance(kept, list):
+            continue
+        axes = [grid[key] if isinstance(grid[key], list) else [grid[key]] for grid in grids if key in grid]
+        if not axes:
+            raise UserError(f"{path}: [quick] leaves {kept} of {key}, but no [[grid]] has {key}")
+        for axis in axes:
+            if not any(value in kept for value in axis):
+                raise UserError(f"{path}: [quick] leaves {kept} of {key}, but a [[grid]] has {axis} and none of these")
 
 
 def _cells(

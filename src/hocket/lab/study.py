@@ -59,7 +59,7 @@ class Pace:
 def run(study: Study, out: Path, display: Display) -> Outcome:
     """Run what is not finished yet. A study that was killed loses the run that was going on, and nothing else."""
     make_folder(out, force=True)
-    write_down(out, study, [])  # for who looks while it goes on
+    write_down(out, study, over=False)  # for who looks while it goes on
     impossible: dict[str, list[str]] = defaultdict(list)
     refused: set[str] = set()
     todo = [(cell, seed) for cell, seed in study.runs() if not finished(out / RUNS / cell.folder(seed), cell, seed)]
@@ -90,7 +90,8 @@ def _run_one(cell: Cell, seed: int, out: Path, display: Display) -> str:
     try:
         spec = _wanted(cell, seed)
         cores = len(allowed_cores())
-        if cell.within_cores and (spec.workers or 1) > cores:
+        threads = strategy.make(spec.strategy).threads if spec.strategy else 1
+        if cell.within_cores and (spec.workers or 1) * threads > cores:
             return f"this machine has {cores} cores, and real workers are not more than that"
         training = prepare(spec)
     except UserError as error:
@@ -122,7 +123,9 @@ def _wanted(cell: Cell, seed: int) -> RunSpec:
     return dataclasses.replace(spec, sim=simulated_for(strategy.make(spec.strategy), spec.sim))
 
 
-def write_down(out: Path, study: Study, notes: Sequence[str], rows: Sequence[Mapping[str, Any]] = ()) -> None:
+def write_down(
+    out: Path, study: Study, notes: Sequence[str] = (), rows: Sequence[Mapping[str, Any]] = (), *, over: bool
+) -> None:
     """What was asked, what was left out, and what was measured beside trainings: all that a report needs but runs."""
     content: dict[str, Any] = {
         "study": study.name,
@@ -134,6 +137,7 @@ def write_down(out: Path, study: Study, notes: Sequence[str], rows: Sequence[Map
         "draws": study.draws,
         "notes": list(notes),
         "rows": list(rows),
+        "over": over,
     }
     disk.write(out / STUDY, (json.dumps(content, indent=1) + "\n").encode())
 

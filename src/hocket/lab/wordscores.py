@@ -35,6 +35,8 @@ class Score:
 
 def scores(vectors: Embeddings, data: Path | None) -> list[Score]:
     """All that can be had from the files that are there."""
+    if data is not None and not data.expanduser().is_dir():
+        raise UserError(f"--data {data}: there is no such directory; name the one that has {FOLDER}/")
     found = [(name, path) for name in (ANALOGIES, *SIMILARITIES) if (path := _find(name, data))]
     if not found:
         looked = ", ".join(str(place) for place in _places(data))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.clock import Clock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Request, ring_bytes
+from hocket.core.comm import ANY, Comm, Deferred, Op, Request, receiving, ring_bytes
 from hocket.core.errors import CommError
 from hocket.core.forward import Forwarding
 from hocket.core.message import Message
@@ -90,13 +90,13 @@ class Metered(Forwarding):
 
     def send(self, to: int, msg: Message, tag: int = 0) -> None:
         began = self._begin(f"send(to={to})")
-        msg = msg.posted(self.common(began))
+        msg.posted_s = self.common(began)
         self.inner.send(to, msg, tag)
         self._sent(began, to, msg)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         began = self._begin(f"isend(to={to})")
-        msg = msg.posted(self.common(began))
+        msg.posted_s = self.common(began)
         request = self.inner.isend(to, msg, tag)
         self._sent(began, to, msg)
         return Deferred(partial(self._see_off, request, to))
@@ -114,7 +114,7 @@ class Metered(Forwarding):
         self.totals.sending_s += self._end(began)
 
     def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
-        began = self._begin(f"recv(source={'ANY' if source == ANY else source}, tag={tag})")
+        began = self._begin(receiving(source, tag))
         posted, about, failed = math.inf, {}, False
         try:
             sender, msg = self.inner.recv(source, tag, timeout)

@@ -78,6 +78,11 @@ _OF_A_GROUP: dict[str, tuple[str, Callable[[Group], float]]] = {
     "never": ("share of runs that never got to the target", lambda g: 1 - g.reached / len(g.records)),
 }
 MEASURES = (*_OF_A_RUN, *_OF_A_GROUP)
+_PLACES: dict[str, Callable[[Record], int | None]] = {
+    "workers": lambda record: record["workers"],
+    "cores": lambda record: record.cores,
+}
+"""What else than a setting as it was asked for a line may run along."""
 _TO_A_GOAL = ("time_to_target", "epochs_to_target", "time_to_half_loss", "time_to_tenth_loss")
 """Measures that a run may never have: a median over those that do would flatter."""
 
@@ -117,7 +122,7 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
             middle = measured(group, x)
             at, name = middle and middle[0], group.name
         else:
-            at = group.first[x] if x == "workers" else group.first.setting(x)
+            at = _PLACES[x](group.first) if x in _PLACES else group.first.setting(x)
             name = naming.name(group.first, [x, *asked.get("tied", [])])
         if at is None or isinstance(at, (str, bool, dict)):
             continue
@@ -158,8 +163,8 @@ def check(figures: Sequence[Mapping[str, Any]]) -> None:
                 raise UserError(f"a [[figure]] needs {key} = TEXT; got {figure.get(key)!r}")
         if figure["y"] not in MEASURES:
             raise UserError(f"a figure's y: {unknown('measure', figure['y'], MEASURES)}")
-        if figure["x"] not in MEASURES and figure["x"] not in settings():
-            raise UserError(f"a figure's x: {unknown('setting or measure', figure['x'], (*settings(), *MEASURES))}")
+        if figure["x"] not in (known := (*settings(), *_PLACES, *MEASURES)):
+            raise UserError(f"a figure's x: {unknown('setting or measure', figure['x'], known)}")
 
 
 def _series(name: str, points: Sequence[tuple[Any, tuple[float, float, float]]]) -> Series:

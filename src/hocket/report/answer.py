@@ -40,7 +40,7 @@ def write_answer(
     figures: Path | None = None,
 ) -> None:  # fmt: skip
     """`rows` are what was measured beside trainings: see lab/collectives_study.py."""
-    write_down(out, study, notes, rows)
+    write_down(out, study, notes, rows, over=True)
     records, problems = read_records(folders) if folders else ([], [])
     if not records and not rows:
         why = f": {notes[0]}" if notes else ""
@@ -62,6 +62,8 @@ def story_of(folder: Path) -> tuple[Story, list[str]]:
         across.check(told["figures"])
         extra = [*_collectives(told["rows"]), *(_DRAWINGS[name]() for name in told["draws"])]
         texts, notes = (str(told["question"]), str(told["says"])), [str(note) for note in told["notes"]]
+        if not told["over"]:
+            notes.append(f"This study of {len(told['cells']) * told['seeds']} runs is not over; its command goes on.")
         return Story(*texts, told["figures"], extra, notes, title=f"study: {told['study']}"), []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         why = f"it has no {error}; was it written by another version?" if isinstance(error, KeyError) else error
@@ -111,7 +113,8 @@ def _figure(
 ) -> Figure:
     lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        lines[row["way"]].append(row)
+        if row[measure]:  # the library does not say how many messages it sends
+            lines[row["way"]].append(row)
     series = []
     for way, entries in lines.items():
         entries = sorted(entries, key=lambda row: row[against])

@@ -19,6 +19,8 @@ _BARS = 40
 _COMMANDS = 12
 _WIDE = 5
 """Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
+_ROUNDING = 1e-5
+"""Replicas that are no further apart differ in the order of their sums alone."""
 
 
 Where = Callable[[Record, dict[str, float]], float | None]
@@ -115,13 +117,15 @@ def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
     ends = [group.first["curve"][-1]["seconds"] for group in groups if group.first["curve"]]
     wide = ends and max(ends) > _WIDE * min(ends) > 0  # the quick ones would be a line at the left edge
     time, count = Axis(f"{clock}, s", "log" if wide else "linear"), Axis("samples of all workers together")
-    against, kind = f"Test {first['metric']} against", clock.split()[0]
+    judged, lost, kind = f"Test {first['metric']} against", "Training loss against", clock.split()[0]
     loss, sent = Axis("training loss", "log"), Axis("sent by all ranks, MB", "log")
     found = [
-        curves(groups, f"metric-time-{kind}", f"{against} time", time, seconds, metric, "metric"),
-        curves(groups, f"loss-time-{kind}", "Training loss against time", time, seconds, loss, "train_loss"),
-        curves(groups, f"metric-samples-{kind}", f"{against} samples", count, samples, metric, "metric"),
-        curves(groups, f"metric-bytes-{kind}", f"{against} bytes sent", sent, megabytes, metric, "metric"),
+        curves(groups, f"metric-time-{kind}", f"{judged} time", time, seconds, metric, "metric"),
+        curves(groups, f"loss-time-{kind}", f"{lost} time", time, seconds, loss, "train_loss"),
+        curves(groups, f"metric-samples-{kind}", f"{judged} samples", count, samples, metric, "metric"),
+        curves(groups, f"loss-samples-{kind}", f"{lost} samples", count, samples, loss, "train_loss"),
+        curves(groups, f"metric-bytes-{kind}", f"{judged} bytes sent", sent, megabytes, metric, "metric"),
+        curves(groups, f"loss-bytes-{kind}", f"{lost} bytes sent", sent, megabytes, loss, "train_loss"),
     ]
     return [figure for figure in found if figure]
 
@@ -155,8 +159,8 @@ def _never(group: Group) -> str:
 
 
 def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
-    """Samples a second over those of the best run on one worker."""
-    alone = [speed for group in groups if group.first["workers"] == 1 for speed in group.values("samples_per_s")]
+    """Samples a second over those of the best run on one core."""
+    alone = [speed for group in groups if group.first.cores == 1 for speed in group.values("samples_per_s")]
     by_strategy: dict[str, list[Group]] = defaultdict(list)
     naming = Naming.of([group.first for group in groups])
     for group in groups:
@@ -177,7 +181,7 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
         )
     most = max(x for one in series for x in one.x)
     series.append(Series("ideal", [1, most], [1.0, float(most)], style="dashed", ideal=True))
-    says = f"Samples a second of all workers over {base:,.0f}, the best run on one worker."
+    says = f"Samples a second of all workers over {base:,.0f}, the best run on one core."
     return Figure(
         f"speedup-{clock.split()[0]}",
         "Speedup",
@@ -250,7 +254,7 @@ def _stalest(series: Sequence[Series]) -> list[str]:
 
 def consensus(groups: Sequence[Group]) -> Figure | None:
     apart = [(group, group.values("consensus_distance")) for group in groups]
-    apart = [(group, values) for group, values in apart if values and max(values) > 0][:_BARS]
+    apart = [(group, values) for group, values in apart if values and max(values) > _ROUNDING][:_BARS]
     if not apart:
         return None
     found = [spread(values) for _, values in apart]

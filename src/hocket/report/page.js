@@ -34,10 +34,17 @@
   const colour = (i) => `var(--c${i % COLOURS})`;
   const dashes = { solid: "", dashed: "7 4", dotted: "2 4" };
   // One setting has one colour all over a section; where there are more than colours, lines are dashed.
-  const coloured = (figure, colours) => figure.series.map((s, k) => {
-    const i = colours[s.name] ?? k, round = Math.floor(i / COLOURS);
+  const coloured = (figure, colours) => figure.series.map((s) => {
+    const i = colours[s.name] ?? figure.series.indexOf(s), round = Math.floor(i / COLOURS);
     return { ...s, i, style: s.style !== "solid" || !round ? s.style : round === 1 ? "dashed" : "dotted" };
   });
+
+  // Names differ at their ends more than in the middle
+  const short = (name, letters) => {
+    if (name.length <= letters) return name;
+    const end = Math.floor(letters * 0.45);
+    return name.slice(0, letters - 1 - end) + "…" + name.slice(name.length - end);
+  };
 
   // Scales
 
@@ -49,15 +56,12 @@
     return ticks;
   };
   const logTicks = (low, high, wanted) => {
-    const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
-    const few = last - first <= 2 ? [1, 2, 5] : [1];
-    const ticks = [];
-    for (let p = first; p <= last; p++) for (const m of few) {
-      const v = m * 10 ** p;
-      if (v >= low * 0.999 && v <= high * 1.001) ticks.push(v);
-    }
+    const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), powers = [];
+    for (let p = first; p <= last; p++) powers.push(10 ** p);
+    const choices = [[1, 2, 5], [1, 3], [1]].map((few) => powers.flatMap((power) => few.map((m) => m * power)).filter((v) => v >= low * 0.999 && v <= high * 1.001));
+    const ticks = choices.find((found) => found.length <= wanted + 1) || choices[2];
     if (ticks.length < 3) return niceTicks(low, high, wanted).filter((v) => v > 0);
-    const skip = Math.ceil(ticks.length / wanted);
+    const skip = Math.ceil(ticks.length / (wanted + 1));
     return ticks.filter((_, i) => i % skip === 0);
   };
   const apart = (values, at) => values.reduce((kept, v) => (kept.length && Math.abs(at(v) - at(kept[kept.length - 1])) < 30 ? kept : [...kept, v]), []);
@@ -116,8 +120,7 @@
     for (const { s, px, py, at } of labels) {
       const stroke = s.ideal ? "var(--quiet)" : colour(s.i), top = at - over;
       make(svg, "line", { x1: px, y1: py, x2: area.right + 5, y2: top, stroke, opacity: 0.35 });
-      const name = s.name.length > longest ? s.name.slice(0, longest - 1) + "…" : s.name;
-      make(svg, "text", { x: area.right + 8, y: top + 4, style: `fill:${stroke}` }, name);
+      make(svg, "text", { x: area.right + 8, y: top + 4, style: `fill:${stroke}` }, short(s.name, longest));
     }
   };
 
@@ -193,7 +196,7 @@
     const names = [...new Set(figure.series.flatMap((s) => s.x))];
     const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.8 + 14, width * 0.46), letters = Math.round((room - 14) / 6.8);
     const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(Math.max(...texts.map((t) => t.length)) * 6.4 + 8, width * 0.28) : 0;
-    const area = { left: room, right: width - 14 - after, top: 8, bottom: height - 44 };
+    const area = { left: room, right: width - 20 - after, top: 8, bottom: height - 44 };
     make(svg, "text", { x: (area.left + area.right) / 2, y: height - 6, "text-anchor": "middle" }, figure.y.label);
     const total = (name) => series.reduce((sum, s) => sum + (s.y[s.x.indexOf(name)] || 0), 0);
     const values = stacked ? [1] : series.flatMap((s) => [...s.y, ...s.high]);
@@ -204,7 +207,7 @@
     }
     const band = bandOf(names, area.top, area.bottom), each = (band.step * 0.74) / (stacked ? 1 : Math.max(series.length, 1));
     for (const name of names) {
-      const long = String(name), label = make(svg, "text", { x: area.left - 6, y: band.at(name) + 4, "text-anchor": "end" }, long.length > letters ? long.slice(0, letters - 1) + "…" : long);
+      const long = String(name), label = make(svg, "text", { x: area.left - 6, y: band.at(name) + 4, "text-anchor": "end" }, short(long, letters));
       make(label, "title", {}, long);
       let before = 0;
       series.forEach((s, k) => {
@@ -238,7 +241,7 @@
       const share = high > low ? (c.value - low) / (high - low) : 1, failed = c.value === null;
       const box = { x: x.at(c.x) - x.step / 2 + 1, y: y.at(c.y) + y.step / 2 + 1, width: x.step - 2, height: -y.step - 2 };
       const cell = make(svg, "rect", { ...box, fill: failed ? "var(--bad-ground)" : "var(--c0)", opacity: failed ? 1 : 0.12 + 0.78 * share });
-      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : share > 0.5 ? "over" : "" }, failed ? "✕ " + c.text : c.text);
+      make(svg, "text", { x: x.at(c.x), y: y.at(c.y) + 4, "text-anchor": "middle", class: failed ? "bad" : share > 0.65 ? "over" : "" }, failed ? "✕ " + c.text : c.text);
       cell.addEventListener("pointermove", (event) => showTip(event, [`${figure.x.label} ${c.x}, ${figure.y.label} ${c.y}`, c.tip || c.text]));
       cell.addEventListener("pointerleave", hideTip);
     }
@@ -309,10 +312,11 @@
           });
         }
       }
-      figure.series.forEach((s) => {
+      const first = figure.series.filter((s) => !hidden.has(s.name)); // those that are drawn can be read without scrolling
+      [...first, ...figure.series.filter((s) => hidden.has(s.name))].forEach((s) => {
         const button = html(legend, "button", "");
         button.type = "button";
-        buttons.push(button);
+        buttons[figure.series.indexOf(s)] = button;
         button.setAttribute("aria-pressed", String(!hidden.has(s.name)));
         const swatch = html(button, "span", `swatch ${s.style}`);
         swatch.style.borderTopColor = s.ideal ? "var(--quiet)" : colour(s.i);

@@ -52,7 +52,10 @@ def page_data(
         words += verdict(groups, clock)
         sections.append(_section(task, groups, clock, story.figures))
     if story.extra:
-        sections.append(_plain("How it works", figures=[figure.to_json() for figure in story.extra]))
+        names = dict.fromkeys(series.name for figure in story.extra for series in figure.series)
+        colours = {name: number for number, name in enumerate(names)}
+        figures = [figure.to_json() for figure in story.extra]
+        sections.append(_plain("How it works", figures=figures, colours=colours))
     if problems or story.notes:
         sections.append(_plain("Left out", notes=[*story.notes, *problems]))
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
@@ -82,13 +85,16 @@ def figures_of(groups: Sequence[Group], clock: str, asked: Sequence[Mapping[str,
 
 def _section(task: str, groups: Sequence[Group], clock: str, asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kind = "simulated: times are virtual" if clock.startswith("virtual") else "measured"
+    figures = figures_of(groups, clock, asked)
+    begins = [name for figure in figures for name in figure.begins]
+    names = dict.fromkeys([*begins, *(group.name for group in groups)])  # what is drawn at first has colours of its own
     columns = [{"key": key, "label": label, "text": text} for key, label, text in _COLUMNS]
     return {
         "title": f"{task} ({kind})",
         "says": "Lines are medians over seeds, bands their range.",
-        "figures": [figure.to_json() for figure in figures_of(groups, clock, asked)],
+        "figures": [figure.to_json() for figure in figures],
         "table": {"columns": columns, "rows": [_row(group) for group in groups]},
-        "colours": {group.name: number for number, group in enumerate(groups)},
+        "colours": {name: number for number, name in enumerate(names)},
         "notes": [],
     }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.measure.result import Result
+from hocket.report import form
+from hocket.run.spec import RunSpec, read_toml, settings
 from hocket.run.train import brief
 
 _RESULT, _SPEC = "result.json", "spec.toml"
@@ -20,6 +22,8 @@ _DEEPEST = 4
 """Folders below the one that was named: a study has its runs two down."""
 _NOT_THE_SAME = {"seed", "target", "trace", "deadline", "checkpoint_every", "mpiexec"}
 """Settings that runs of one group may differ in."""
+_THREADS = re.compile(r"[:,]threads=(\d+)")
+"""Of a strategy: how many work inside each of its operations."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class Record:
     def metric(self) -> float | None:
         found: float | None = self[f"test_{self['metric']}"]
         return found
+
+    @property
+    def cores(self) -> int | None:
+        """What its workers compute on, if each has its own."""
+        inside, workers = _THREADS.search(str(self["strategy"])), self["workers"]
+        return workers * int(inside[1] if inside else 1) if isinstance(workers, int) else None
 
     @property
     def best(self) -> Callable[..., Any]:
@@ -101,7 +111,7 @@ class Group:
 
 def record_of(result: Result, number: int | None = None) -> Record:
     """A result that is still in memory; with a number it is a group of its own."""
-    return _checked(Path(result.out or ""), result.to_json(), {} if number is None else {"run": number})
+    return _record(Path(result.out or ""), result.to_json(), {} if number is None else {"run": number})
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
@@ -116,7 +126,7 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
         for folder in found:
             try:
                 records.append(_read(folder))
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, UserError) as error:
                 problems.append(f"{folder} cannot be read, and is left out: {_why(error)}")
     if not records:
         raise UserError(f"none of the runs can be read: {problems[0]}")
@@ -133,15 +143,20 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 
 def _read(folder: Path) -> Record:
-    result = json.loads((folder / _RESULT).read_text())
-    spec = tomllib.loads((folder / _SPEC).read_text()) if (folder / _SPEC).is_file() else {}
-    return _checked(folder, result, spec)
+    try:
+        result = json.loads((folder / _RESULT).read_bytes(), parse_constant=lambda _: None)  # NaN cannot be drawn
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {_RESULT} is damaged: {error}") from None
+    if not isinstance(result, dict):
+        raise ValueError(f"its {_RESULT} is not a table")
+    spec = read_toml(folder / _SPEC) if (folder / _SPEC).is_file() else {}
+    known = {name: value for name, value in spec.items() if name in settings()}
+    RunSpec.from_mapping({"task": result["task"], **known}, _SPEC)  # refuses values of another kind
+    form.check(result)
+    return _record(folder, result, spec)
 
 
-def _checked(folder: Path, result: dict[str, Any], spec: dict[str, Any]) -> Record:
-    for name in ("task", "verdict", "engine"):
-        if not isinstance(result[name], str):
-            raise ValueError(f"{name} is not text")
+def _record(folder: Path, result: dict[str, Any], spec: dict[str, Any]) -> Record:
     for name in ("curve", "per_worker"):
         result[name] = result.get(name) or []
     result["task"] = Path(result["task"]).name
@@ -194,13 +209,16 @@ class Naming:
 
     def name(self, record: Record, without: Collection[str] = ()) -> str:
         """Of its group; `without` settings that a figure shows by its place."""
-        words = [brief(str(record["strategy"]))] if self.strategy else []
+        strategy = brief(str(record["strategy"]))
+        if "cores" in without:
+            strategy = _THREADS.sub("", strategy)
+        words = [strategy] if self.strategy else []
         flat = _flat(record.spec)
         for name in self.settings:
             table, _, entry = name.rpartition(".")
             if flat.get(name) is not None and not {name, table} & set(without):
                 words.append(_engine(flat[name]) if name == "engine" else f"{entry}={flat[name]}")
-        if self.workers and "workers" not in without:
+        if self.workers and not {"workers", "cores"} & set(without):
             words.append(f"× {record['workers']}")
         return " ".join(words) or brief(str(record["strategy"]))
 

@@ -37,11 +37,12 @@ def save(figure: Figure, path: Path) -> None:
 def draw(figure: Figure) -> Any:
     """A matplotlib figure."""
     try:
-        from matplotlib.figure import Figure as Canvas
+        from hocket.report.canvas import Canvas
     except ImportError:
         raise UserError("figures as files need matplotlib; install it with: pip install 'hocket[report]'") from None
     if figure.begins:
         figure = dataclasses.replace(figure, series=[one for one in figure.series if one.name in figure.begins])
+    figure = _without_formulas(figure)
     rows = len({x for series in figure.series for x in series.x}) if figure.kind in ("bars", "stacks") else 0
     canvas = Canvas(figsize=(7.2, max(4.4, 1.2 + 0.22 * rows)), layout="constrained")
     axes = canvas.add_subplot()
@@ -54,8 +55,24 @@ def draw(figure: Figure) -> Any:
             canvas.set_figwidth(9.6)
             canvas.legend(loc="outside right upper", fontsize=7, frameon=False)
         elif len(figure.series) > 1 and not _is_scatter(figure):
-            axes.legend(fontsize=8, frameon=False)
+            columns = 3 if max(len(one.name) for one in figure.series) < 24 else 2
+            canvas.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return canvas
+
+
+def _without_formulas(figure: Figure) -> Figure:
+    """Matplotlib takes text between dollars for a formula, and users' names are none."""
+
+    def plain(text: Any) -> Any:
+        return text.replace("$", r"\$") if isinstance(text, str) else text
+
+    return dataclasses.replace(
+        figure,
+        title=plain(figure.title),
+        x=dataclasses.replace(figure.x, label=plain(figure.x.label)),
+        y=dataclasses.replace(figure.y, label=plain(figure.y.label)),
+        series=[dataclasses.replace(one, name=plain(one.name), x=[*map(plain, one.x)]) for one in figure.series],
+    )
 
 
 def _is_scatter(figure: Figure) -> bool:
@@ -70,23 +87,28 @@ def _label(axes: Axes, figure: Figure) -> None:
 
 
 def _scale(axes: Axes, figure: Figure) -> None:
-    _one_scale(figure.x, axes.set_xscale, axes.xaxis)
+    _one_scale(figure.x, axes.set_xscale, axes.xaxis, [x for one in figure.series for x in one.x])
     if figure.x.values:
         values = sorted({x for series in figure.series for x in series.x})
         axes.set_xticks(values, [f"{value:g}" for value in values], minor=False)
         axes.xaxis.minorticks_off()
-    _one_scale(figure.y, axes.set_yscale, axes.yaxis)
-    if figure.y.zero and figure.y.scale == "linear":
-        axes.set_ylim(bottom=0)
+    _one_scale(
+        figure.y, axes.set_yscale, axes.yaxis, [y for one in figure.series for y in [*one.y, *one.low, *one.high]]
+    )
 
 
-def _one_scale(axis: Axis, set_scale: Any, ticks: Any) -> None:
+def _one_scale(axis: Axis, set_scale: Any, ticks: Any, values: list[Any]) -> None:
+    """The shorter a log axis, the more of its values are named."""
     if axis.scale == "log":
-        from matplotlib.ticker import LogLocator
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
         set_scale("log")
-        ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        shown = [value for value in values if value is not None and value > 0]
+        times = max(shown) / min(shown) if shown else 1.0
+        few = (1, 2, 5) if times > 20 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        ticks.set_major_locator(LogLocator(subs=few) if times > 2 else MaxNLocator(5))
         ticks.set_major_formatter(lambda value, _: f"{value:g}")
+        ticks.set_minor_formatter(NullFormatter())
 
 
 def _colour(series: Series, number: int) -> str:
@@ -110,6 +132,8 @@ def _lines(axes: Axes, figure: Figure) -> None:
             axes.fill_between(
                 _numbers(series.x), _numbers(series.low), _numbers(series.high), color=colour, alpha=0.15, lw=0
             )
+    if figure.y.zero and figure.y.scale == "linear":
+        axes.set_ylim(bottom=0)
     if _is_scatter(figure):
         _name_points(axes, figure)
     _label(axes, figure)
@@ -177,11 +201,15 @@ def _heat(axes: Axes, figure: Figure) -> None:
     columns = list(dict.fromkeys(cell["x"] for cell in figure.cells))
     rows = list(dict.fromkeys(cell["y"] for cell in figure.cells))
     values = [[float("nan")] * len(columns) for _ in rows]
+    good = [cell["value"] for cell in figure.cells if cell["value"] is not None]
+    dark = min(good, default=0.0) + 0.7 * (max(good, default=0.0) - min(good, default=0.0))
     for cell in figure.cells:
         row, column = rows.index(cell["y"]), columns.index(cell["x"])
         values[row][column] = float("nan") if cell["value"] is None else cell["value"]
-        text = cell["text"] if cell["value"] is not None else f"✕ {cell['text']}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8)
+        failed = cell["value"] is None
+        colour = "#b3261e" if failed else "white" if cell["value"] > dark else "black"
+        text = f"✕ {cell['text']}" if failed else cell["text"]
+        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     axes.imshow(values, cmap="Blues", origin="lower", aspect="auto", alpha=0.8)
     axes.set_xticks(range(len(columns)), [str(c) for c in columns])
     axes.set_yticks(range(len(rows)), [f"{r:g}" if isinstance(r, float) else str(r) for r in rows])

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from hocket.core.errors import UserError
+from hocket.report import form
 from hocket.report.records import Record
 from hocket.run.choice import engine_class
 
@@ -19,8 +21,8 @@ def unfinished(path: Path) -> list[Record]:
         if curve.is_file() and not (folder / "result.json").exists() and (folder / "spec.toml").is_file():
             try:
                 found.append(_read(folder))
-            except (OSError, ValueError):
-                continue  # it is being written
+            except (OSError, ValueError, UserError):
+                continue  # it is being written, or no run of this version
     return [record for record in found if record["curve"]]
 
 
@@ -48,4 +50,5 @@ def _read(folder: Path) -> Record:
         "target": spec.get("target"),
         "virtual_seconds": 0.0 if virtual else None,
     }
+    form.check(result | {"verdict": "finished"})
     return Record(folder, result, spec)

@@ -31,10 +31,10 @@ def _fastest(groups: Sequence[Group], clock: str) -> list[str]:
         if min(second.times) <= max(best.times):
             line += "; their ranges overlap, so this order is not certain"
     lines = [line + "."]
-    serial = [group for group in there if group.first["workers"] == 1]
-    if serial and best.first["workers"] != 1:
+    serial = [group for group in there if group.first.cores == 1]
+    if serial and best.first.cores != 1:
         ratio = statistics.median(serial[0].times) / max(statistics.median(best.times), 1e-12)
-        lines.append(f"That is {ratio:.2f} times as fast as the best run on one worker, {serial[0].name}.")
+        lines.append(f"That is {ratio:.2f} times as fast as the best run on one core, {serial[0].name}.")
     late = [f"{g.name} ({len(g.records) - g.reached} of {len(g.records)})" for g in timed if g.reached < len(g.records)]
     if late:
         lines.append(f"Never got there: {', '.join(late[:8])}{' and more' if len(late) > 8 else ''}.")

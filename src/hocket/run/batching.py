@@ -28,10 +28,7 @@ FEWEST = 8
 """Workers for which it is worth it: a batched call costs as much as three gradients before it does anything."""
 WORTH = 2**18
 """Parameters times samples of a batch, up to which it can be faster on the CPU: beyond, arithmetic takes the time."""
-GAIN = 0.8
-"""It must take less than this share of the time of single gradients: where both take about as long, two runs with one
-seed would now decide this way, now the other."""
-TIMED, ROUNDS = 32, 3
+TIMED, ROUNDS = 32, 5
 """Replicas that it is timed with on the CPU, and how often."""
 TRIED = 2
 """Replicas that it is tried out with."""
@@ -82,7 +79,9 @@ def _no_gain(plan: Plan, task: Task, train: SampleSet) -> str:
                 single.compute(part)
 
         took_s = [(_seconds(all_at_once), _seconds(one_by_one)) for _ in range(1 + ROUNDS)][1:]  # the first warms up
-    if min(together for together, _ in took_s) < GAIN * min(alone for _, alone in took_s):
+    # Any gain will do: 8 workers of a small model take 0.6 of the time, and up to 0.9 on a machine with much to do.
+    # With a threshold among these, two runs with one seed would decide now this way, now the other.
+    if min(together for together, _ in took_s) < min(alone for _, alone in took_s):
         return ""
     return "this model is no faster in batches on the CPU"
 
@@ -187,6 +186,6 @@ def _in_words(error: Exception) -> str:
         return "the model's way depends on its data (an if on a tensor, or .item())"
     if "in-place" in text or "inplace" in text:
         return "the model changes a tensor of its own in place"
-    if found := re.match(r"aten::(\w+) hit the vmap fallback", text):
+    if found := re.match(r"(?:Batching rule not implemented for |vmap: we do not yet support )?aten::(\w+)", text):
         return f"PyTorch has no batched form of {found[1].strip('_')}"
     return f"the model cannot be batched ({shown(text.strip().partition(chr(10))[0])})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from importlib.machinery import PathFinder
@@ -99,7 +100,7 @@ def load_file(path: Path, seed: int) -> ModuleType:
     name, root = module_of(path)
     _search(root, 0)
     _search(path.parent, len(sys.path))
-    return _loaded(name or f"hocket_user_{path.stem}", path, seed)
+    return _loaded(name or re.sub(r"\W", "_", f"hocket_user_{path.stem}"), path, seed)  # a dot would mean a package
 
 
 def module_of(path: Path) -> tuple[str, Path]:

@@ -48,11 +48,10 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     optimizer: str = _given(spec, task, "optimizer")
     validation = _validation(spec, task)
     samples -= validation_samples(validation, samples)
-    batch: int = _given(spec, task, "batch") * spec.accumulate
+    batch = _batch(spec, task, workers, samples)
     if layout.ranks > 1:
         _check_split(spec, task, layout, chosen, optim.parse(optimizer)[0])
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
-    _check_batch(workers, batch, samples)
     _check_lr(spec, lr, workers)
     if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
         raise UserError("clip needs the whole gradient in one place; use one server, or leave --clip out")
@@ -227,13 +226,18 @@ def _check_lr(spec: RunSpec, lr: float, workers: int) -> None:
         raise UserError(f"lr must be at most {LARGEST_LR:g} (for all workers together), got {lr:g}")
 
 
-def _check_batch(workers: int, batch: int, samples: int) -> None:
+def _batch(spec: RunSpec, task: Task, workers: int, samples: int) -> int:
+    """Samples of a gradient; where the user gives no number, no more of them than a worker has."""
     shard = samples // workers
     if shard == 0:
         raise UserError(f"{workers} workers cannot share {samples} samples; use --workers {samples} or fewer")
+    batch: int = _given(spec, task, "batch") * spec.accumulate
+    if spec.batch is None and spec.accumulate == 1:
+        batch = min(batch, shard)
     if batch > shard:
         together = "1 worker" if workers == 1 else f"{workers} workers"
         raise UserError(
             f"batch {batch} is larger than a worker's shard of {shard} samples "
             f"({samples} samples, {together}); use --batch {shard} or fewer workers"
         )
+    return batch

@@ -1,4 +1,4 @@
-"""Whether all replicas of a simulation fit into memory: estimated before it starts."""
+"""Whether all ranks fit into memory: estimated before anything starts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from hocket.tasks.footprint import gigabytes, machine_bytes
 
 VECTORS = 5
 """As long as the parameters, of each worker: they, the gradient, momentum or the like, and two for evaluation."""
+PROCESS = 5e7
+"""Bytes that each process takes for Python and PyTorch alone, at the least."""
 TOLD = 1e9
 """Bytes from which on the user is told."""
 
 
+def check_processes(engine: Engine, plan: Plan) -> None:
+    """Refuse more processes than this machine has memory for."""
+    ranks, there_are = plan.training_ranks + plan.servers, machine_bytes()
+    if engine.starts_processes() and ranks * PROCESS > there_are:
+        raise UserError(
+            f"{ranks:,} processes take {gigabytes(ranks * PROCESS)} for Python and PyTorch alone, and this machine has "
+            f"{gigabytes(there_are)}; use --engine sim, or fewer workers"
+        )
+
+
 def room(engine: Engine, plan: Plan, model: Replica) -> str:
-    """A line on what the replicas take, if it is much; refuses what does not fit."""
+    """A line on what the replicas of a simulation take, if it is much; refuses what does not fit."""
     if not engine.virtual_time:
         return ""
     ranks, parameters = plan.workers + plan.servers, model.x.numel()

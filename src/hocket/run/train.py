@@ -38,7 +38,7 @@ from hocket.run.progress import Display, Silent
 from hocket.run.record import About, Recorder
 from hocket.run.rehearsal import too_high
 from hocket.run.resolve import resolve, settled
-from hocket.run.room import room
+from hocket.run.room import check_processes, room
 from hocket.run.signals import Interrupts
 from hocket.run.spec import RunSpec
 from hocket.run.trial import try_out
@@ -161,13 +161,15 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         reason = " (compiled workers)"
     spec = _with_room(spec, plan.made_strategy)
     chosen = make_engine(spec, text, plan.training_ranks)
+    if not spec.hosts:
+        check_processes(chosen, plan)
     device_of(plan.device, 0)
     _check_loaders(plan, train_samples)
     model = try_out(plan, task, train_samples, test_samples)
     _check_engine(plan, chosen, spec.hosts, model)
     plan.made_compressor.check_model([p.shape for p in model.parameters])
     plan, note = batching(chosen, plan, task, train_samples)
-    notes = tuple(filter(None, [room(chosen, plan, model), note]))
+    notes = tuple(filter(None, [_smaller_batch(spec, task, plan), room(chosen, plan, model), note]))
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)
@@ -181,6 +183,13 @@ def _workers(spec: RunSpec, text: str) -> int | None:
     if ranks <= servers:
         raise UserError(f"{ranks} ranks leave no worker beside {servers} servers; start {servers + 1} ranks or more")
     return ranks - servers
+
+
+def _smaller_batch(spec: RunSpec, task: Task, plan: Plan) -> str:
+    """A line for the user, where so many workers share the samples that none has as many as the task's batch."""
+    if spec.batch is not None or plan.piece == task.batch:
+        return ""
+    return f"batch {plan.piece} in place of the task's {task.batch}: a worker has no more samples"
 
 
 def _with_room(spec: RunSpec, wanted: Strategy) -> RunSpec:

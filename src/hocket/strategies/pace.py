@@ -35,6 +35,8 @@ class Pace(State):
         self._grant(worker)
 
     def may_go_on(self, worker: int) -> bool:
+        if self.pushes[worker] <= self._low:  # it cannot be further ahead
+            return True
         slowest = min((self.pushes[i] for i in self._server.active), default=ANY)
         return self.pushes[worker] <= max(slowest + self._low, self.granted[worker])
 
@@ -43,6 +45,8 @@ class Pace(State):
 
         The wait is foreseen from the last intervals between pushes: its own, and those of the slowest.
         """
+        if self.pushes[worker] <= self._low:
+            return
         slowest = min(self._server.active, key=lambda i: (self.pushes[i], self.last_s[i]))
         ahead = self.pushes[worker] - self.pushes[slowest]
         if ahead <= self._low or self.pushes[worker] <= self.granted[worker]:

@@ -150,11 +150,13 @@ class ParameterServer(Strategy):
             if since.samples == 0:
                 since.read = list(read)
             since.samples += int(g.samples)
-            weighed = g.vector if self.mode == "sync" else g.vector * w.portion(g)
+            portion = 1.0 if self.mode == "sync" else w.portion(g)
+            weighed = g.vector if portion == 1 else g.vector * portion
             gradient = weighed if self.push_every == 1 else total.add_(weighed)
             if pushes:
                 push(gradient, reply=fetches)
-                total.zero_()
+                if self.push_every > 1:
+                    total.zero_()
             elif fetches:
                 for rank in ranks:
                     w.world.isend(rank, Message("fetch"))
@@ -178,7 +180,7 @@ class ParameterServer(Strategy):
         return w.served()
 
     def server(self, s: Server) -> None:
-        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness))
+        staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness, s.by_gap))
         pace = s.keep("pace", Pace(s, *self.slacks()))
         views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers, self.pipeline))
         looks_back = staleness.needs_the_read() or self.ahead(s.workers) > 0

@@ -21,5 +21,5 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
         )
 
 
-def gigabytes(nbytes: int) -> str:
+def gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:,.1f} GB"

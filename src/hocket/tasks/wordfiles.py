@@ -27,9 +27,11 @@ def write(folder: Path, words: Sequence[str], vectors: Matrix) -> None:
         file.write(header)
         for word, vector in zip(words, vectors, strict=True):
             file.write(f"{word} {numbers % tuple(vector.tolist())}\n".encode())
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    save_file({"vectors": np.ascontiguousarray(vectors)}, folder / TENSORS, metadata={"words": "\n".join(words)})
+    # Not by save_file, which lets nobody else read what it writes
+    blob = save({"vectors": np.ascontiguousarray(vectors)}, {"words": "\n".join(words)})
+    (folder / TENSORS).write_bytes(blob)
 
 
 def read(path: Path) -> tuple[list[str], Matrix]:
@@ -42,7 +44,8 @@ def read(path: Path) -> tuple[list[str], Matrix]:
             vectors: Matrix = file.get_tensor("vectors")
     except FileNotFoundError:
         raise UserError(
-            f"there are no word vectors in {path.parent}; train them with 'hocket train word2vec'"
+            f"there are no word vectors in {path.parent}; train them with 'hocket train word2vec', or go on with a "
+            "run of it that was cut off with 'hocket resume'"
         ) from None
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path} holds no word vectors: {error}") from None

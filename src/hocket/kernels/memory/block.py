@@ -9,6 +9,20 @@ from pathlib import Path
 
 from hocket.core.errors import UserError
 
+_SHARE = 4
+"""A block that can be smaller takes this part of what is free: a container has 64 MB, and a run several blocks."""
+
+
+def place() -> str:
+    """Where files are that processes map: in memory, if there is such a place."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+
+
+def room() -> int:
+    """Bytes that a block may take which can be smaller."""
+    found = os.statvfs(place())
+    return found.f_bavail * found.f_frsize // _SHARE
+
 
 class Block:
     """Memory that workers share: threads by this object, processes by the path of its file.
@@ -29,14 +43,16 @@ class Block:
     @classmethod
     def create(cls, nbytes: int) -> Block:
         """Memory for processes that `attach` to its path."""
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        descriptor, name = tempfile.mkstemp(prefix="hocket-", dir=folder)
+        descriptor, name = tempfile.mkstemp(prefix="hocket-", dir=place())
         try:
             os.posix_fallocate(descriptor, 0, nbytes)  # a full disk shows here, not as a crash in a worker
             return cls(mmap.mmap(descriptor, nbytes), Path(name))
         except OSError as error:
             os.unlink(name)
-            raise UserError(f"no room for {nbytes} bytes of shared memory in {Path(name).parent}: {error}") from error
+            raise UserError(
+                f"no room for {nbytes / 1e6:.1f} MB of shared memory in {Path(name).parent}: {error.strerror}; free "
+                f"some, give a container more (docker run --shm-size), or use fewer ranks"
+            ) from error
         finally:
             os.close(descriptor)
 

@@ -33,7 +33,7 @@ _syscall = types.ExternalFunction(
 
 
 @intrinsic
-def _errno(typing_context: Any) -> Any:
+def last_error(typing_context: Any) -> Any:
     """The reason why the last call into libc failed."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -55,7 +55,7 @@ def sleep_while(words: Words, at: int, value: int, ns: int, timespec: int) -> bo
     words[timespec] = ns // 1_000_000_000
     words[timespec + 1] = ns % 1_000_000_000
     failed = _syscall(_CALL, address(words, at), _WAIT, value & _LOWER_HALF, address(words, timespec), 0, 0)
-    return failed < 0 and _errno() == _EINTR
+    return failed < 0 and last_error() == _EINTR
 
 
 @kernel

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.kernels.arrays import copy
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause, sched_yield
 from hocket.kernels.memory.futex import sleep_while, wake
@@ -165,12 +166,6 @@ def _comes_first(words: Words, me: int, meeting: int) -> bool:
 
 
 @kernel
-def _copy(source: Array, target: Array) -> None:
-    for i in range(len(target)):
-        target[i] = source[i]
-
-
-@kernel
 def _add(x: Array, other: Array, op: int) -> None:
     """Two ranks' elements become one, in `x`; NaN stays NaN.
 
@@ -193,7 +188,7 @@ def _reduce(rows: Array, first: int, size: int, begin: int, out: Array, op: int)
     for low in range(0, len(out), _TILE):
         high = min(low + _TILE, len(out))
         tile = out[low:high]
-        _copy(rows[first, begin + low : begin + high], tile)
+        copy(rows[first, begin + low : begin + high], tile)
         for rank in range(1, size):
             _add(tile, rows[first + rank, begin + low : begin + high], op)
 
@@ -209,7 +204,7 @@ def all_reduce(words: Words, rows: Array, me: int, x: Array, op: int, mark: int,
         meeting = _meeting(words, me, 2 * number)
         first, other = (meeting & 1) * size, (meeting + 1 & 1) * size
         if _comes_first(words, me, meeting):
-            _copy(part, rows[first + me, : len(part)])
+            copy(part, rows[first + me, : len(part)])
         outcome = meet(words, me, meeting, mark)
         if outcome != MET:
             return outcome
@@ -221,7 +216,7 @@ def all_reduce(words: Words, rows: Array, me: int, x: Array, op: int, mark: int,
             return outcome
         for rank in range(size):
             begin, end = _slice(len(part), size, rank)
-            _copy(rows[other + rank, begin:end], part[begin:end])
+            copy(rows[other + rank, begin:end], part[begin:end])
         words[RANK_AREA + me * RANK_WORDS + DONE] += 1
     return MET
 
@@ -235,7 +230,7 @@ def _all_at_once(words: Words, rows: Array, me: int, x: Array, op: int, mark: in
         meeting = _meeting(words, me, number)
         first = (meeting & 1) * size
         if _comes_first(words, me, meeting):
-            _copy(part, rows[first + me, : len(part)])
+            copy(part, rows[first + me, : len(part)])
         outcome = meet(words, me, meeting, mark)
         if outcome != MET:
             return outcome
@@ -266,7 +261,7 @@ def reduce_scatter(words: Words, rows: Array, me: int, x: Array, out: Array, op:
         if _comes_first(words, me, meeting):
             for rank in range(size):
                 begin = rank * len(out)
-                _copy(x[begin + low : begin + high], rows[first + me, rank * room : rank * room + high - low])
+                copy(x[begin + low : begin + high], rows[first + me, rank * room : rank * room + high - low])
         outcome = meet(words, me, meeting, mark)
         if outcome != MET:
             return outcome
@@ -284,13 +279,13 @@ def all_gather(words: Words, rows: Array, me: int, x: Array, out: Array, mark: i
         meeting = _meeting(words, me, number)
         first = (meeting & 1) * size
         if _comes_first(words, me, meeting):
-            _copy(x[low:high], rows[first + me, : high - low])
+            copy(x[low:high], rows[first + me, : high - low])
         outcome = meet(words, me, meeting, mark)
         if outcome != MET:
             return outcome
         for rank in range(size):
             begin = rank * len(x)
-            _copy(rows[first + rank, : high - low], out[begin + low : begin + high])
+            copy(rows[first + rank, : high - low], out[begin + low : begin + high])
         words[RANK_AREA + me * RANK_WORDS + DONE] += 1
     return MET
 
@@ -304,12 +299,12 @@ def broadcast(words: Words, rows: Array, me: int, x: Array, root: int, mark: int
         meeting = _meeting(words, me, number)
         row = (meeting & 1) * size + root
         if me == root and _comes_first(words, me, meeting):
-            _copy(part, rows[row, : len(part)])
+            copy(part, rows[row, : len(part)])
         outcome = meet(words, me, meeting, mark)
         if outcome != MET:
             return outcome
         if me != root:
-            _copy(rows[row, : len(part)], part)
+            copy(rows[row, : len(part)], part)
         words[RANK_AREA + me * RANK_WORDS + DONE] += 1
     return MET
 

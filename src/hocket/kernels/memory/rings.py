@@ -3,7 +3,8 @@
 A ring has one writer and one reader. Each counts the bytes that it has written, or taken, in a cache line of its own,
 so that neither ever waits for the other inside a call. Who has to wait, for bytes or for room, waits at its own bell:
 all others ring that after they have changed something it may wait for. No ring is missed: who goes to sleep says so
-before it looks at its bell for the last time, and who rings looks for sleepers after it has rung.
+before it looks at its bell for the last time, and who rings looks for sleepers after it has rung. In the same way a
+writer that finds no room says so before it looks again, and the reader looks for that after it has made room.
 """
 
 from __future__ import annotations
@@ -11,21 +12,32 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.kernels.arrays import copy
 from hocket.kernels.jit import kernel
-from hocket.kernels.memory.atomics import fetch_add, load, monotonic_ns, pause, sched_yield, store
-from hocket.kernels.memory.futex import sleep_while, wake
+from hocket.kernels.memory.atomics import (
+    compare_and_swap,
+    fetch_add,
+    load,
+    monotonic_ns,
+    pause,
+    sched_yield,
+    store,
+)
+from hocket.kernels.memory.bells import ring, sleep_until_rung
 
 Words = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+Bells = NDArray[np.int64]
+"""Descriptors of pipes, one a rank: to read from for one's own, to write into for the others."""
 
 LINE = 8  # words in 64 bytes
 # Options, written once before the ranks meet
 SIZE, SPIN_NS, CROWDED = range(3)
 RANK_AREA = LINE
 # Words of one rank, from its first one
-BELL, ASLEEP, TIMESPEC = 0, 1, 2
+BELL, ASLEEP, SCRATCH = 0, 1, 2
 # Words of a ring, from its first one: of who writes, and in another line of who reads
-WRITTEN, TAKEN = 0, LINE
+WRITTEN, FULL, TAKEN = 0, 1, LINE
 RING_WORDS = 2 * LINE
 
 # How a wait ended
@@ -57,53 +69,62 @@ def _counts(words: Words, ring: int) -> int:
 
 
 @kernel
-def _ring_bell(words: Words, rank: int) -> None:
+def ring_bell(words: Words, bells: Bells, me: int, rank: int) -> None:
+    """Rank `rank` has something to look at."""
     own = RANK_AREA + rank * LINE
     fetch_add(words, own + BELL, 1)
-    if load(words, own + ASLEEP) > 0:
-        wake(words, own + BELL)
+    if load(words, own + ASLEEP) and compare_and_swap(words, own + ASLEEP, 1, 0):  # of many who ring, one does
+        ring(bells[rank], words, RANK_AREA + me * LINE + SCRATCH)
 
 
 @kernel
-def _copy(source: Bytes, target: Bytes) -> None:
-    for i in range(len(target)):
-        target[i] = source[i]
+def put(words: Words, rings: Bytes, bells: Bells, me: int, to: int, data: Bytes, done: int) -> int:
+    """Write what there is room for of `data` behind its first `done` bytes; returns how many are done then.
 
-
-@kernel
-def put(words: Words, rings: Bytes, me: int, to: int, data: Bytes, done: int) -> int:
-    """Write what there is room for of `data` behind its first `done` bytes; returns how many are done then."""
-    ring, room = _ring_of(words[SIZE], me, to), rings.shape[1]
-    at = _counts(words, ring)
+    Who reads is told at once if it has a core to begin with them. Where it needs this one, it is the caller who tells,
+    when there is no more to do here.
+    """
+    number = _ring_of(words[SIZE], me, to)
+    at = _counts(words, number)
     while done < len(data):
-        written = words[at + WRITTEN]
-        begin = written % room
-        count = min(len(data) - done, room - (written - load(words, at + TAKEN)), room - begin, _PIECE)
-        if count == 0:
+        free = rings.shape[1] - (words[at + WRITTEN] - load(words, at + TAKEN))
+        if free > 0:
+            done += _move(words, at + WRITTEN, rings[number], free, data, done, True)
+            if not words[CROWDED]:
+                ring_bell(words, bells, me, to)
+        elif not compare_and_swap(words, at + FULL, 0, 1):  # once that is said, look again
             break
-        _copy(data[done : done + count], rings[ring, begin : begin + count])
-        store(words, at + WRITTEN, written + count)
-        _ring_bell(words, to)
-        done += count
     return done
 
 
 @kernel
-def take(words: Words, rings: Bytes, me: int, source: int, out: Bytes, done: int) -> int:
+def take(words: Words, rings: Bytes, bells: Bells, me: int, source: int, out: Bytes, done: int) -> int:
     """Read what has come into `out`, behind its first `done` bytes; returns how many are done then."""
-    ring, room = _ring_of(words[SIZE], source, me), rings.shape[1]
-    at = _counts(words, ring)
+    number = _ring_of(words[SIZE], source, me)
+    at = _counts(words, number)
     while done < len(out):
-        taken = words[at + TAKEN]
-        begin = taken % room
-        count = min(len(out) - done, load(words, at + WRITTEN) - taken, room - begin, _PIECE)
-        if count == 0:
+        come = load(words, at + WRITTEN) - words[at + TAKEN]
+        if come == 0:
             break
-        _copy(rings[ring, begin : begin + count], out[done : done + count])
-        store(words, at + TAKEN, taken + count)
-        _ring_bell(words, source)
-        done += count
+        done += _move(words, at + TAKEN, rings[number], come, out, done, False)
+        if load(words, at + FULL):
+            store(words, at + FULL, 0)
+            ring_bell(words, bells, me, source)
     return done
+
+
+@kernel
+def _move(words: Words, count: int, stream: Bytes, most: int, data: Bytes, done: int, writes: bool) -> int:
+    """Move the next piece of `data` into or out of a ring, `most` bytes of it; returns how long it is."""
+    begin = words[count] % len(stream)
+    length = min(len(data) - done, most, len(stream) - begin, _PIECE)
+    here, there = data[done : done + length], stream[begin : begin + length]
+    if writes:
+        copy(here, there)
+    else:
+        copy(there, here)
+    fetch_add(words, count, length)  # before the caller looks who waits for it
+    return length
 
 
 @kernel
@@ -125,24 +146,24 @@ def heard(words: Words, me: int) -> int:
 
 
 @kernel
-def await_bell(words: Words, me: int, before: int, ns: int) -> int:
+def await_bell(words: Words, bells: Bells, me: int, before: int, ns: int) -> int:
     """Wait until the bell has rung since it had rung `before` times, but no longer than `ns`."""
-    bell = RANK_AREA + me * LINE + BELL
+    own = RANK_AREA + me * LINE
     began = now = monotonic_ns()
     while now - began <= min(words[SPIN_NS], ns):
         for _ in range(1 if words[CROWDED] else _PAUSES):
-            if load(words, bell) != before:
+            if load(words, own + BELL) != before:
                 return RUNG
             pause()
         sched_yield()  # who is to ring may wait for this very core
         now = monotonic_ns()
     outcome = LATE
-    fetch_add(words, bell + ASLEEP, 1)
     while outcome == LATE and now - began < ns:
-        if load(words, bell) != before:
+        compare_and_swap(words, own + ASLEEP, 0, 1)
+        if load(words, own + BELL) != before:
             outcome = RUNG
-        elif sleep_while(words, bell, before, min(began + ns - now, _NAP_NS), bell + TIMESPEC):
+        elif sleep_until_rung(bells[me], min(began + ns - now, _NAP_NS), words, own + SCRATCH):
             outcome = INTERRUPTED
         now = monotonic_ns()
-    fetch_add(words, bell + ASLEEP, -1)
+    store(words, own + ASLEEP, 0)
     return outcome

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import float32
+from torch import Tensor
 
 from hocket.core import staleness as rules
 from hocket.kernels.arrays import Rows, Vector, Words
@@ -35,6 +37,19 @@ _newest_share, _nearer = kernel(rules.newest_share), kernel(rules.nearer)
 gap_aware = kernel(rules.gap_aware, fastmath={"contract"}, locals={"gap": float32}, error_model="numpy")
 usual_step_of = kernel(rules.usual_step, fastmath={"contract"})
 delay_compensated = kernel(rules.delay_compensated, fastmath={"contract"}, locals={"strength": float32})
+
+
+def by_gap(g: Tensor, now: Tensor, read: Tensor, step: float) -> Tensor:
+    """`staleness.by_gap` in one pass over memory, where there are five: the same bits."""
+    tempered = torch.empty_like(g)
+    _temper(g.numpy(), now.numpy(), read.numpy(), np.float32(step), tempered.numpy())
+    return tempered
+
+
+@kernel(error_model="numpy")
+def _temper(g: Vector, now: Vector, read: Vector, step: np.float32, tempered: Vector) -> None:
+    for i in range(len(tempered)):
+        tempered[i] = gap_aware(g[i], abs(now[i] - read[i]), step)
 
 
 @kernel

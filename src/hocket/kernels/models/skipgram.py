@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hocket.core.seeds import stream
 from hocket.core.sharing import SMALLEST_LR
-from hocket.kernels.arrays import Columns, Floats, Integers
+from hocket.kernels.arrays import Columns, Floats, Integers, apart
 from hocket.kernels.jit import kernel
 from hocket.kernels.lanes import LANES, add, load_first, multiply_add, spread, store_first, total
 from hocket.kernels.memory.gather import CompiledVector, Near
@@ -369,12 +369,14 @@ class SkipGramKernel(Kernel):
         windows = Windows.empty(batch * text.piece, text.negative)
         seats = min(len(windows.words) * (1 + text.negative), words)
         inputs, outputs = 2 * text.window + 2, -(-(1 + text.negative) // GROUP) * GROUP
+        random = apart(1, np.uint64)
+        random[0] = stream(self._seed, "windows", index)
         work = WordWork(
-            np.array([stream(self._seed, "windows", index)], np.uint64),
+            random,
             windows,
-            np.zeros(inputs, np.int64),
-            np.zeros(outputs, np.int64),
-            np.zeros((inputs, outputs), np.float32),
+            apart(inputs, np.int64),
+            apart(outputs, np.int64),
+            apart((inputs, outputs), np.float32),
             np.zeros(words, np.int32),
             np.zeros(seats, np.int32),
             Touched.empty(2 * seats * dim),  # no memory until it is written

@@ -43,9 +43,9 @@ class Text(NamedTuple):
         """`sample` is the frequency above which words are left out more and more; 0 keeps all."""
         share = counts / counts.sum()
         kept = np.minimum((np.sqrt(share / sample) + 1) * sample / share, 1) if sample else np.ones(len(counts))
-        return cls(
-            np.asarray(ids), _bits(kept), *alias_table(counts.astype(np.float64) ** POWER), window, negative, piece
-        )
+        numbers = np.asarray(ids).view()
+        numbers.flags.writeable = False  # as those mapped from a file are: kernels are compiled for one kind
+        return cls(numbers, _bits(kept), *alias_table(counts.astype(np.float64) ** POWER), window, negative, piece)
 
     @property
     def pieces(self) -> int:
