@@ -16,7 +16,7 @@ import hocket
 BATCH = 64
 LEARNING = {"lr": 0.03, "momentum": 0.9, "lr_decay": 0.8}
 TARGETS = (0.97, 0.985)
-EPOCHS = 8
+EPOCHS = 4
 
 
 def ways(ranks: int) -> list[tuple[str, dict[str, Any]]]:
