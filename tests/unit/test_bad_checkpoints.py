@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import sys
@@ -35,10 +36,13 @@ class Runs:
     def __init__(self, folder: Path, capture: Captured) -> None:
         self._file, self._capture = folder / "own.py", capture
         self.folder = folder / "run"
+        self._written_s = 1_700_000_000
         self.write_task(classes=2)
 
     def write_task(self, classes: int) -> None:
         self._file.write_text(TASK.format(classes=classes))
+        self._written_s += 1  # as long as before, and within a second: Python would take what it compiled before
+        os.utime(self._file, (self._written_s, self._written_s))
         sys.modules.pop("hocket_user_own", None)
 
     def train(self, *args: str) -> Path:

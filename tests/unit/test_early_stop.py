@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from covering import first
 from tiny import Odd, on_threads, three_classes
 from torch import nn
 
@@ -54,7 +53,8 @@ def test_at_the_target(engine: str, text: str) -> None:
     stops(ODD, text, engine)
 
 
-@pytest.mark.parametrize("text", first(1, ["server:mode=async", "hogwild"]))
+# (this file is a task to the ranks, which cannot import what the tests share)
+@pytest.mark.parametrize("text", ["server:mode=async", pytest.param("hogwild", marks=pytest.mark.thorough)])
 def test_in_processes(text: str) -> None:
     stops(ODD, text, "mpi")
 

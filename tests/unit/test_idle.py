@@ -24,7 +24,7 @@ from hocket.tasks.base import SampleSet, most_frequent
 
 OTHER: dict[str, Any] = {
     "slack": 0, "low": 0, "high": 2, "lookahead": 0.5, "graph": "complete", "between": 1, "backoff": "yield",
-    "backoff_us": 500.0, "backoff_max_us": 600.0, "bucket": 1, "hot": 0.5,
+    "backoff_us": 500.0, "backoff_max_us": 600.0, "bucket": 1, "hot": 0.5, "mix": 0.25,
 }  # fmt: skip
 """A value that matters where the option does."""
 
