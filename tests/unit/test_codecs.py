@@ -215,6 +215,19 @@ def test_dgc_keeps_fewer_values_from_stage_to_stage() -> None:
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3] > sizes[4] > sizes[5] == sizes[6]
 
 
+def test_dgc_keeps_the_largest_of_each_layer() -> None:
+    scheme = make("dgc:ratio=0.1,ramp=0").layered([20, 5, 100])
+    x = normal(125)
+    x[:20] *= 100
+    sent = scheme.decode(block := scheme.encode(x, 1), 125)
+    layers = list(zip(x.split([20, 5, 100]), sent.split([20, 5, 100]), strict=True))
+    assert [int((there != 0).sum()) for _, there in layers] == [2, 1, 10]
+    assert all(there.abs().argmax() == here.abs().argmax() for here, there in layers)
+    assert block.numel() == scheme.size(125)
+    other = normal(40)
+    assert torch.equal(scheme.encode(other, 1), make("dgc:ratio=0.1,ramp=0").encode(other, 1))
+
+
 def test_dgc_clips_by_what_each_worker_may_contribute() -> None:
     memory = Memory(make("dgc:ratio=1,ramp=0,clip=2"), Kept(), 0, 0)
     _, sent = memory.encode("gradient", normal(100) * 50, ranks=4)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from hocket.compress.scheme import Vectors, compressor
-from hocket.compress.sparsified import TopK
+from hocket.compress.sparsified import Array, TopK, kept, largest
 from hocket.core.errors import UserError
 
 STAGES = 4
@@ -23,6 +26,7 @@ class DGC(TopK):
 
     Where gradients are averaged, the optimizer's momentum moves here: u <- m u + g, v <- v + u, the largest of v are
     sent, and u and v begin anew there (momentum correction, factor masking). Elsewhere it is top-k with the stages.
+    Of a whole model the largest are those of each layer.
     """
 
     takes_momentum: ClassVar[bool] = True
@@ -43,6 +47,9 @@ class DGC(TopK):
             return self
         return dataclasses.replace(self, ratio=0.25 * (self.ratio / 0.25) ** (stage / STAGES))
 
+    def layered(self, lengths: Sequence[int]) -> DGC:
+        return _LayerByLayer(**vars(self), lengths=tuple(lengths))
+
     def before(self, vectors: Vectors, name: str, x: Tensor, momentum: float, ranks: int) -> Tensor:
         if self.clip:
             limit = self.clip / ranks**0.5
@@ -57,3 +64,21 @@ class DGC(TopK):
         super().after(vectors, name, wanted, sent)
         if (u := vectors.get(f"{name}/momentum")) is not None:
             u.masked_fill_(sent != 0, 0.0)
+
+
+@dataclass(frozen=True)
+class _LayerByLayer(DGC):
+    """For vectors that consist of layers."""
+
+    lengths: tuple[int, ...] = ()
+
+    def size(self, n: int) -> int | None:
+        if n != sum(self.lengths):
+            return super().size(n)
+        return self._size(n, sum(kept(self.ratio, length) for length in self.lengths))
+
+    def choose(self, x: Array) -> Array:
+        if x.size != sum(self.lengths):
+            return super().choose(x)
+        spans = pairwise([0, *accumulate(self.lengths)])
+        return np.concatenate([begin + largest(x[begin:end], kept(self.ratio, end - begin)) for begin, end in spans])

@@ -62,6 +62,10 @@ class Compressor(ABC):
         """The compressor as it is at a step, counted from 0."""
         return self
 
+    def layered(self, lengths: Sequence[int]) -> Compressor:
+        """The compressor for vectors that are layers of these lengths, one after the other; others are as before."""
+        return self
+
     @abstractmethod
     def size(self, n: int) -> int | None:
         """Bytes of an encoded vector of `n`; None where that depends on what is in it."""

@@ -96,6 +96,7 @@ class Session:
         self.rank.status.step = self.rank.status.samples = 0
         with self.rank.clock.paused():
             if self._memory is not None:
+                self._memory.scheme = self._memory.scheme.layered([p.numel() for p in replica.parameters])
                 self._memory.warm_up()
             for tensor in [replica.values, *replica.rest()]:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
