@@ -197,9 +197,9 @@ def largest(x: Array, k: int) -> Array:
         threshold = threshold / 2 if threshold > 1e-37 else 0.0
     sizes = np.abs(x[candidates])
     last = np.partition(sizes, sizes.size - k)[sizes.size - k]
-    certain = candidates[sizes > last]
-    ties = candidates[sizes == last][: k - certain.size]
-    return np.sort(np.concatenate([certain, ties]))
+    chosen = sizes > last
+    chosen[np.flatnonzero(sizes == last)[: k - np.count_nonzero(chosen)]] = True
+    return candidates[chosen]
 
 
 def _guess(x: Array, k: int) -> float:

@@ -10,7 +10,7 @@ from hocket.kernels.arrays import Floats, Integers
 from hocket.kernels.jit import kernel
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_STRIDE = 64
+_STRIDE = 16
 """Elements that are looked at together, to skip those without a large one."""
 
 
