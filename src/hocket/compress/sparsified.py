@@ -197,9 +197,10 @@ def largest(x: Array, k: int) -> Array:
         threshold = threshold / 2 if threshold > 1e-37 else 0.0
     sizes = np.abs(x[candidates])
     last = np.partition(sizes, sizes.size - k)[sizes.size - k]
-    chosen = sizes > last
+    chosen: Array = sizes > last
     chosen[np.flatnonzero(sizes == last)[: k - np.count_nonzero(chosen)]] = True
-    return candidates[chosen]
+    places: Array = candidates[chosen]
+    return places
 
 
 def _guess(x: Array, k: int) -> float:
