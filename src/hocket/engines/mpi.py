@@ -189,6 +189,9 @@ def connect(deadline: float) -> Comm:
         with limited(launched_rank(), size, start_limit(size, deadline)):
             _mpi()
     comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
+    if size:  # no guard sees to what is left should they be killed
+        comm.barrier()  # all have mapped what MPICH shares among the ranks of a host; it needs its name no more
+        remove_own_segments()
     return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 
