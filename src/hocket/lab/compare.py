@@ -160,6 +160,8 @@ def plan(
     own: Task | None = None,
 ) -> Comparison:
     """Every strategy with every number of workers that it runs with. Refuses what cannot run, before anything does."""
+    if spec.strategy or spec.workers is not None:
+        raise UserError("compare has a list of strategies and one of workers; give them as -s A -s B and -n 1,2")
     if not strategies:
         raise UserError("give a strategy at least, with --strategy")
     if not workers or min(workers) < 1:

@@ -30,6 +30,8 @@ DIVERGED = "every candidate diverged; give --tune lower values"
 
 def plan(spec: RunSpec, texts: Sequence[str], budget: float, own: Task | None = None) -> Tuning:
     """How to tune one run. Refuses what cannot run, before anything does."""
+    if not texts:
+        raise UserError("say what is tuned, such as lr")
     training = prepare(spec, own)
     found = tuning_of(training, read(texts, [training.spec.strategy]), budget, spec.seed + SEEDS_BEGIN, own)
     assert found is not None, "whatever is tuned fits the only strategy"
@@ -162,7 +164,7 @@ class Tuning:
         steps = rungs(len(self.grid), self.budget)
         if steps[-1].part < 1:
             enough = math.ceil(self.budget / steps[-1].part)
-            found.append(f"no trial had more than {steps[-1].part:.0%} of the full length; --budget {enough} would do")
+            found.append(f"no trial had more than {100 * steps[-1].part:.3g}% of the full length; --budget {enough} would do")
         return f" ({'; '.join(found)})" if found else ""
 
     def _try(self, values: Values, number: int, rung: Rung, display: Display) -> Candidate:
