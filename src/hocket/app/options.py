@@ -73,9 +73,7 @@ def _describe(function: Any, parameters: list[Parameter]) -> None:
     function.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": returns}
 
 
-def collected(
-    words: list[str], flags: Mapping[str, Any], spec: Path | None, without: Collection[str] = ()
-) -> RunSpec:
+def collected(words: list[str], flags: Mapping[str, Any], spec: Path | None, without: Collection[str] = ()) -> RunSpec:
     """A spec from the words of a command line: a file's settings, `without` some of them, flags over them, and
     KEY=VALUE over both."""
     values = {key: value for key, value in (read_toml(spec) if spec else {}).items() if key not in without}

@@ -163,8 +163,8 @@ class Tuning:
             found.append(f"no {'lower' if best == tried[0] else 'higher'} lr was tried")
         steps = rungs(len(self.grid), self.budget)
         if steps[-1].part < 1:
-            enough = math.ceil(self.budget / steps[-1].part)
-            found.append(f"no trial had more than {100 * steps[-1].part:.3g}% of the full length; --budget {enough} would do")
+            most, enough = f"{100 * steps[-1].part:.3g}%", math.ceil(self.budget / steps[-1].part)
+            found.append(f"no trial had more than {most} of the full length; --budget {enough} would do")
         return f" ({'; '.join(found)})" if found else ""
 
     def _try(self, values: Values, number: int, rung: Rung, display: Display) -> Candidate:
