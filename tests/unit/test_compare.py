@@ -11,7 +11,8 @@ import pytest
 
 import hocket
 from hocket.app import cli
-from hocket.run.spec import read_toml, settings
+from hocket.lab.compare import Row, folders
+from hocket.run.spec import RunSpec, read_toml, settings
 from hocket.strategies import strategy
 
 
@@ -123,6 +124,15 @@ def test_a_runs_own_file_has_the_other_settings(
     assert [(row["strategy"], row["workers"]) for row in rows] == [("serial", 1), ("allreduce", 2)]
     spec = read_toml(Path(rows[1]["folders"][0]) / "spec.toml")
     assert (spec["steps"], spec["batch"]) == (3, 8)
+
+
+def test_every_row_has_folders_of_its_own() -> None:
+    """Whatever its strategy is called: one run must not replace another's."""
+    long = "local-sgd:" + "x" * 200
+    names = ["a/own.py:mine", "b/own.py:mine", "own.py:mine:kind=a1", "own.py:mine:kinda=1", long + "1", long + "2"]
+    made = folders([Row(RunSpec("digits", strategy=name, workers=n)) for name in names for n in (2, 4)])
+    assert len(set(made)) == len(made) == 12
+    assert made[0] == "own.py-mine-2" and max(map(len, made)) < 150
 
 
 OWN = """
