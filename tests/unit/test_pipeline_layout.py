@@ -20,6 +20,8 @@ from hocket.layouts.mesh import Layout, Schedule
 from hocket.layouts.microbatches import actions, bubble, pieces
 from hocket.layouts.pipeline import balanced, costs_of, layers_of, may_end
 from hocket.layouts.survey import survey
+from hocket.run.spec import RunSpec
+from hocket.run.train import prepare
 
 STAGES, BATCHES = st.integers(1, 6), st.integers(1, 12)
 IN_STEP = st.sampled_from(["naive", "gpipe", "1f1b"])
@@ -116,6 +118,21 @@ def test_a_pipeline_learns_as_one_process_does(layout: str) -> None:
 
 def test_one_batch_in_flight_is_exact_with_batch_norm_too() -> None:
     assert_same(fit("pipeline=3,schedule=naive"), fit("", workers=1))
+
+
+def test_batch_norm_never_gets_a_single_sample() -> None:
+    """It refuses to take the spread of one; eight micro-batches of seven samples would be single ones."""
+    layout = "pipeline=2,stages=3+3"
+    told = sum(layer.sent for layer in survey(perceptron(), Layout.parse(layout), doubled()[0][:7]))
+    found = hocket.fit(task(batch=7), layout=layout, engine="threads", progress=False, steps=5)
+    assert (found.steps, found.bytes_sent) == (5, 5 * told)
+    assert (pieces("1f1b", 2, 0, 7, 2), pieces("1f1b", 2, 0, 1, 2)) == (3, 1)
+
+
+@pytest.mark.parametrize(("layout", "notes"), [("pipeline=2", 1), ("pipeline=2,schedule=naive", 0), ("tensor=2", 0)])
+def test_who_splits_batches_of_batch_norm_is_told(layout: str, notes: int) -> None:
+    training = prepare(RunSpec("", engine="threads", layout=layout), task())
+    assert [note[:36] for note in training.notes] == ["BatchNorm goes by each micro-batch, "] * notes
 
 
 def test_a_run_goes_on_with_other_stages(tmp_path: Any) -> None:

@@ -63,6 +63,11 @@ def in_turn(layers: Sequence[Named], x: Any) -> Iterator[tuple[Any, Any]]:
         x = y
 
 
+def least_samples(model: nn.Module) -> int:
+    """That a micro-batch must have: of a single sample nn.BatchNorm1d refuses to take the spread."""
+    return 2 if any(isinstance(module, nn.BatchNorm1d) for module in model.modules()) else 1
+
+
 def is_trained(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
