@@ -214,6 +214,25 @@ def test_who_reads_the_weights_of_a_split_layer_is_told() -> None:
         own[0].weight  # type: ignore[index]  # noqa: B018
 
 
+def test_who_reads_the_weights_is_told_before_anything_starts() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.layer.weight)
+
+    with pytest.raises(UserError, match=r"^layer is split over ranks, but the model reads its weight itself"):
+        check(Reads(), Layout.parse("tensor=2"), torch.zeros(4, 5))
+
+
+def test_a_model_without_anything_to_split_is_refused() -> None:
+    model = nn.Sequential(nn.LSTM(5, 3), nn.Tanh())
+    with pytest.raises(UserError, match=r"tensor=2: nothing in the model can be split: it has LSTM, .* use data=2"):
+        check(model, Layout.parse("tensor=2"), torch.zeros(4, 5))
+
+
 def test_dropout_drops_the_same_everywhere() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6)).double()
     outputs, gradient, *_ = split_gradient(model, torch.randn(5, 6).double(), 3, "tensor=3")

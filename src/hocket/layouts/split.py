@@ -74,6 +74,20 @@ class Split(nn.Module):
         raise NotImplementedError
 
 
+class InOnePiece(Split):
+    """The whole layer, for a first try without other ranks: nobody may ask more of it than of a share."""
+
+    def __init__(self, layer: nn.Module, comm: Comm, path: str) -> None:
+        super().__init__(layer, comm, path)
+        if isinstance(layer, nn.MultiheadAttention):
+            layer.dropout = 0.0  # in what each rank has for itself
+        self.whole = [layer]
+        """In a list, which PyTorch does not look into."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.whole[0](*args, **kwargs)
+
+
 def _others_sum(comm: Comm, inputs: tuple[Tensor, ...]) -> int:
     """What it takes to add up the gradients of these inputs, each once: 2 (p - 1) n."""
     distinct = {id(x): x for x in inputs if x.requires_grad}

@@ -21,7 +21,7 @@ from hocket.layouts.dropout import NoDrawing, check_dropout, drop_alike
 from hocket.layouts.mesh import Layout
 from hocket.layouts.microbatches import pieces
 from hocket.layouts.pipeline import check_stages, ends_of, in_turn, layers_of, least_samples
-from hocket.layouts.split import ByHeads, ByOutputs, Split
+from hocket.layouts.split import ByOutputs, InOnePiece, Split
 from hocket.layouts.tensor import split
 
 Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
@@ -58,18 +58,24 @@ def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
     if layout.tensor > 1:
         part = split(part, unconnected(layout.tensor))
     if shared:
-        _check_drawing(model, {m.path for m in part.modules() if isinstance(m, ByHeads)}, inputs)
+        _check_call(model, [module for module in part.modules() if isinstance(module, Split)], inputs)
     if layout.pipeline > 1:
         layers_of(part, layout.pipeline)
         check_stages(copy.deepcopy(model), layout, inputs)
     return part
 
 
-def _check_drawing(model: nn.Module, by_heads: set[str], inputs: Any) -> None:
-    """What all ranks compute alike may draw nothing; attention that is split drops in each rank's own heads."""
+def _check_call(model: nn.Module, shares: list[Split], inputs: Any) -> None:
+    """Call the model once to learn: what all ranks compute alike may draw nothing, and nobody may read the weights of
+    layers that are split."""
     watched = copy.deepcopy(model).train()
-    for path in by_heads:
-        watched.get_submodule(path).dropout = 0.0
+    inner = {module for share in shares for module in share.modules() if module is not share}
+    for share in shares:
+        if share in inner:
+            continue
+        stand_in = InOnePiece(watched.get_submodule(share.path), share.comm, share.path)
+        if share.path:
+            watched.set_submodule(share.path, stand_in)
     drop_alike(watched, 0)
     with NoDrawing():
         watched(inputs)
