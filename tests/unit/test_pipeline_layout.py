@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from splitting import LIMIT
 from test_layouts import TASK, assert_same, doubled, fit, perceptron, task
 from torch import Tensor, nn
 
@@ -114,6 +115,33 @@ def test_a_pipeline_learns_as_one_process_does(layout: str) -> None:
     common: dict[str, Any] = {"engine": "threads", "progress": False}
     alone = hocket.fit(NORMLESS, workers=2 if "data" in layout else 1, **common)
     assert_same(hocket.fit(NORMLESS, layout=layout, **common), alone)
+
+
+@settings(max_examples=10)
+@given(
+    ranks=st.sampled_from([2, 3, 4, 6]),
+    dtype=st.sampled_from(list(LIMIT)),
+    widths=st.lists(st.integers(1, 9), min_size=6, max_size=8),
+    batch=st.integers(1, 11),
+    batches=st.integers(1, 5),
+    schedule=IN_STEP,
+)
+def test_one_step_is_that_of_one_process(
+    ranks: int, dtype: torch.dtype, widths: list[int], batch: int, batches: int, schedule: Schedule
+) -> None:
+    """At a rate of 1 the weights move by the gradient."""
+
+    def made() -> nn.Module:
+        layers = [(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise([5, *widths, 3])]
+        return nn.Sequential(*(layer for pair in layers for layer in pair)).to(dtype)
+
+    x, y = doubled()
+    data = (x[:batch].to(dtype), y[:batch])
+    chosen = hocket.Task(model=made, data=(data, data), batch=batch, lr=1.0, momentum=0.0)
+    common: dict[str, Any] = {"engine": "threads", "progress": False, "steps": 1}
+    alone = hocket.fit(chosen, workers=1, **common)
+    found = hocket.fit(chosen, layout=f"pipeline={ranks},schedule={schedule},microbatches={batches}", **common)
+    assert_same(found, alone, LIMIT[dtype])
 
 
 def test_one_batch_in_flight_is_exact_with_batch_norm_too() -> None:
