@@ -172,6 +172,18 @@ def test_a_run_goes_on_with_other_stages(tmp_path: Any) -> None:
     assert_same(again, fit("", workers=1))
 
 
+def attending() -> nn.Module:
+    block = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(5, 8), nn.Unflatten(1, (2, 4)), block, nn.Flatten(), nn.Linear(8, 3)).double()
+
+
+def test_simulated_ranks_with_shares_of_stages() -> None:
+    """They count the operations of their layers in turns, in the middle of each other's."""
+    common: dict[str, Any] = {"engine": "sim", "progress": False, "epochs": 1}
+    found = hocket.fit(task(model=attending), layout="pipeline=2,tensor=2,data=2,microbatches=3", **common)
+    assert_same(found, hocket.fit(task(model=attending), workers=2, **common))
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_bubble_is_that_of_the_formula(schedule: str, stages: int) -> None:

@@ -6,6 +6,7 @@ A layer that is split drops in what a rank alone has, each rank by numbers of it
 from __future__ import annotations
 
 import zlib
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ def drop_alike(model: nn.Module, replica: int) -> nn.Module:
 class NoDrawing(TorchDispatchMode):
     """Inside, nobody may draw from PyTorch's own generator, which has other numbers on every rank."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -75,15 +79,15 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def watch_for_drawing(model: nn.Module) -> None:
     """Refuse a model that draws, the first time that it is called to learn."""
-    mode = NoDrawing()
+    watching = ExitStack()
 
     def before(module: nn.Module, _: Any) -> None:
         if module.training:
-            mode.__enter__()
+            watching.enter_context(NoDrawing())
 
     def after(module: nn.Module, *_: Any) -> None:
         if module.training:
-            mode.__exit__(None, None, None)
+            watching.close()
             for handle in handles:
                 handle.remove()
 
