@@ -449,3 +449,7 @@ def test_a_long_tail_of_staleness_is_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps(result))
     figure = charts.staleness(grouped(read_records([tmp_path])[0]))
     assert figure is not None and figure.series[0].x == [0, 1, 2] and "stalest 1 %" in figure.says
+    result["staleness"]["histogram"] = {"99999999": 5, "2": 5}
+    path.write_text(json.dumps(result))
+    figure = charts.staleness(grouped(read_records([tmp_path])[0]))
+    assert figure is not None and figure.series[0].x == [0, 1, 2, 3, 99999998, 99999999]

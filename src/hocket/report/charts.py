@@ -264,8 +264,9 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
         if total and max(counts) > 0:
             last = _body(counts)
             cut = cut or last < max(counts)
-            taus = list(range(last + 1))
-            series.append(Series(group.name, list(taus), [counts[tau] / total for tau in taus], points=len(taus) < 40))
+            # Between counts that are far apart the line is at nought: its ends are enough.
+            taus = sorted({near for tau in (0, *counts) for near in (tau - 1, tau, tau + 1) if 0 <= near <= last})
+            series.append(Series(group.name, list(taus), [counts.get(tau, 0) / total for tau in taus], points=len(taus) < 40))
     if not series:
         return None
     return Figure(
@@ -293,7 +294,7 @@ def _body(counts: Mapping[int, int]) -> int:
 
 def _stalest(series: Sequence[Series]) -> list[str]:
     """Some from the least stale to the stalest."""
-    by_length = sorted(series, key=lambda one: len(one.x))
+    by_length = sorted(series, key=lambda one: one.x[-1])
     step = max(1, (len(by_length) - 1) // (_CURVES - 1))
     return [one.name for one in by_length[::step]] if len(series) > _CURVES + 2 else []
 
