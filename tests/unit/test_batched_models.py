@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_batched import Looks, mlp, parameters, points, task, trained
+from test_batched import Looks, mlp, parameters, points, rows_of, task, trained
 from torch import Tensor, nn
 
 from hocket.core.errors import UserError
 from hocket.run.spec import RunSpec
 from hocket.run.train import prepare
+from hocket.tasks import task as recipes
 
 
 class Counts(Looks):
@@ -126,3 +129,24 @@ def test_cross_entropy_of_every_kind_of_target(model: Any, data: Any, loss: Any)
     made = task(model, data, 200, loss=loss, metric=lambda out, _: out.square().mean())
     one_by_one, together = (trained(made, 5, batched) for batched in ("off", "on"))
     torch.testing.assert_close(parameters(together), parameters(one_by_one), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["blobs", "digits", "mnist-mlp", "mnist-cnn"])
+def test_built_in_tasks(name: str) -> None:
+    if name.startswith("mnist") and not Path(os.environ.get("HOCKET_DATA", ""), "mnist").is_dir():
+        pytest.skip("set HOCKET_DATA")
+    rows, models = rows_of(recipes.make(name).make(0, None), 3)
+    index = torch.arange(24)
+    losses = rows.gradients(range(3), index)
+    for model, loss, own in zip(models, losses, index.split(8), strict=True):
+        found = model.replica.g.clone()
+        torch.testing.assert_close(loss, model.compute(own))
+        torch.testing.assert_close(found, model.replica.g, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("factorization", "an autograd.Function in it"), ("word2vec", "no plain tensors")]
+)
+def test_built_in_tasks_that_are_not_batched(name: str, why: str) -> None:
+    training = prepare(RunSpec(name, engine="sim", workers=8))
+    assert any(why in note for note in training.notes) and not training.plan.batched

@@ -200,6 +200,8 @@ def _in_words(error: Exception) -> str:
         return text
     if "data-dependent control flow" in text or ".item()" in text:
         return "the model's way depends on its data (an if on a tensor, or .item())"
+    if "autograd.Function" in text:
+        return "an autograd.Function in it has no batched form (generate_vmap_rule, or a vmap of its own)"
     if "in-place" in text or "inplace" in text:
         return "the model changes a tensor of its own in place"
     if found := re.match(r"(?:Batching rule not implemented for |vmap: we do not yet support )?aten::(\w+)", text):
