@@ -250,7 +250,7 @@ def compare(
         raise UserError(f"--workers must be numbers such as 1,2,4; got {workers!r}") from None
     real = sys.stdout
     with redirect_stdout(sys.stderr if as_json else real):
-        asked = collected(words or [], settings, spec)
+        asked = collected(words or [], settings, spec, without=("strategy", "workers"))
         comparison = plan(asked, strategy, counts, seeds, tune or [], BUDGET if budget is None else budget)
         display = choose(quiet=as_json)
         for warning in comparison.warnings():

@@ -25,6 +25,7 @@ from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.held_back import held_back
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
+from hocket.drivers.split_model import norms_apart
 from hocket.engines.catalogue import Engine, Light, Program, engine
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
@@ -182,7 +183,8 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     _check_engine(plan, chosen, spec.hosts, model)
     plan.made_compressor.check_model([p.shape for p in model.parameters])
     plan, note = batching(chosen, plan, task, train_samples)
-    notes = tuple(filter(None, [_smaller_batch(spec, task, plan), room(chosen, plan, model), note]))
+    told = [_smaller_batch(spec, task, plan), room(chosen, plan, model), norms_apart(plan, model.model), note]
+    notes = tuple(filter(None, told))
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)
