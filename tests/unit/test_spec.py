@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -255,6 +256,8 @@ class TestPlan:
     def test_a_goal(self) -> None:
         assert Goal(0.5).reached(0.5) and not Goal(0.5).reached(0.49)
         assert Goal(0.5, lower_is_better=True).reached(0.5) and not Goal(0.5, lower_is_better=True).reached(0.51)
+        share = float(torch.tensor([True] * 9 + [False]).float().mean())  # 0.9 of 32 bits
+        assert share < 0.9 and Goal(0.9).reached(share) and not Goal(0.900001).reached(share)
         assert not any(Goal.never().reached(metric) for metric in (1e300, math.inf, math.nan))
 
     def test_counts_the_steps_of_the_whole_run(self) -> None:

@@ -176,7 +176,7 @@ def test_a_checkpoint_of_other_workers_is_refused(tmp_path: Any) -> None:
             getattr(team, what)(tmp_path / "saved")
 
     on_threads(lambda _: main("save"), 2)
-    with pytest.raises(hocket.UserError, match="saved by 2 workers, in a loop of your own: .* use 2 workers"):
+    with pytest.raises(hocket.UserError, match=r"saved by 2 workers, in a loop of your own: .* use 2 workers"):
         main("load")
 
 

@@ -13,6 +13,8 @@ from hocket.core.errors import UserError
 from hocket.layouts.mesh import Layout
 from hocket.strategies import Strategy, strategy
 
+_LAST_BIT = 2.0**-23
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -26,9 +28,11 @@ class Goal:
         return cls()
 
     def reached(self, metric: float) -> bool:
+        """Also by a metric that is the value but for its last bit, as 0.9 of 32 bits is less than that of 64."""
         if not math.isfinite(metric):
             return False
-        return metric <= self.value if self.lower_is_better else metric >= self.value
+        beyond = metric <= self.value if self.lower_is_better else metric >= self.value
+        return beyond or math.isclose(metric, self.value, rel_tol=_LAST_BIT)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
-from hocket.drivers.plan import Plan
+from hocket.drivers.plan import Goal, Plan
 from hocket.drivers.report import model_bytes
 from hocket.engines.catalogue import Listener
 from hocket.measure.combined import combined
@@ -183,11 +183,8 @@ class Recorder(Listener):
         key = f"{looks_at}_{task.metric_name}"
         test = _measured(last | tested, "test")
         validation = _measured(last, "validation")
-        reached = (
-            point["seconds"]
-            for point in curve
-            if target is not None and point.get(key) is not None and task.reached(point[key], target)
-        )
+        goal = Goal.never() if target is None else Goal(target, task.lower_is_better)
+        reached = (point["seconds"] for point in curve if point.get(key) is not None and goal.reached(point[key]))
         return dict(
             task=plan.task or "task",
             strategy=plan.strategy,
