@@ -21,6 +21,7 @@ from hocket.core.errors import RankFailed, UserError
 from hocket.engines import supervisor
 from hocket.engines.catalogue import Listener, Program, engine
 from hocket.engines.engine import first_failure
+from hocket.kernels.memory import block
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
@@ -282,6 +283,13 @@ def test_a_launcher_that_is_none_is_refused(tmp_path: Path) -> None:
     plain.chmod(0o755)
     with pytest.raises(UserError, match="is no MPI launcher"):
         run(f"mpi:mpiexec={plain}", "raises")
+
+
+def test_ranks_that_mpi_would_find_no_memory_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "free", lambda: 4_000_000)
+    engine.make("mpi").check(2)
+    with pytest.raises(UserError, match=r"5 ranks want 7.5 MB of shared memory, .* 4.0 MB free; .* --shm-size"):
+        engine.make("mpi").check(5)
 
 
 ABORTED = """

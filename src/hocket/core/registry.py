@@ -48,6 +48,9 @@ class Registry(Generic[T]):
         place, colon, own = name.rpartition(":")
         if colon and self.find is not None:
             return self.find(place, own)
+        known, *rest = re.split("[,= ]", name, maxsplit=1)
+        if rest and known in self._classes:
+            raise UserError(f"no {self.kind} is called {shown(name)}; options follow a colon: {known}:{rest[0]}")
         raise UserError(unknown(self.kind, name, self))
 
     def make(self, text: str) -> T:

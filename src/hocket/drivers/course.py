@@ -94,6 +94,8 @@ class Course:
         self._real = RealClock()
         self._saved_at_s = self._real.now()
         session.start()
+        if self.rank.comm.rank == 0:
+            self.rank.tell("begun", {}, b"")
         return self._go_on() if self.plan.resume else None
 
     def _go_on(self) -> dict[str, Any]:
