@@ -31,7 +31,8 @@ def test_it_takes_turns_and_says_who_won(
     for row in rows:
         assert len(row["folders"]) == 2
         for folder in row["folders"]:
-            assert (Path(folder) / "result.json").exists()
+            curve = json.loads((Path(folder) / "result.json").read_text())["curve"]
+            assert curve[0]["epoch"] == pytest.approx(0.2, abs=0.03), "five looks an epoch"
 
 
 @pytest.mark.parametrize(
