@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.registry import Registry
+from hocket.core.registry import Registry, described
 
 Vectors = dict[str, Tensor]
 """What a rank remembers from one vector to the next, by name: a compressor itself remembers nothing."""
@@ -153,6 +153,13 @@ def make(text: str) -> Compressor:
             )
         made = dataclasses.replace(made, values=link)  # type: ignore[type-var]
     return made
+
+
+def text_of(made: Compressor) -> str:
+    """As `make` takes it."""
+    chained = getattr(made, "values", made)
+    is_chain = chained is not made and chained.name in compressor
+    return f"{described(made)}+{described(chained)}" if is_chain else described(made)
 
 
 def _link(text: str) -> Compressor:

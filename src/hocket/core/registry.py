@@ -90,6 +90,13 @@ def options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init and "filled_in" not in f.metadata]
 
 
+def described(made: Any) -> str:
+    """The shortest text that makes it: its name, and the options that are not at their defaults."""
+    chosen = ((o.name, getattr(made, o.name), o.default) for o in options(type(made)))
+    text = ",".join(f"{name}={value}" for name, value, default in chosen if value != default)
+    return f"{made.name}:{text}" if text else str(made.name)
+
+
 def parse_options(cls: type[Any], owner: str, text: str) -> dict[str, Any]:
     """`a=1,b=x` as constructor arguments of `cls`, each converted to its field's type."""
     known = {f.name for f in options(cls)}

@@ -34,6 +34,7 @@ from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
 from hocket.engines.processes import run_joined
 from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment, start_limit
+from hocket.kernels.memory import block
 
 
 @engine("mpi")
@@ -72,9 +73,11 @@ class Mpi(Engine):
             check_binding(self.bind, 0 if self.hosts else size)
             launcher = self.launcher()
             try:
-                _version(launcher)
+                is_mpich = "HYDRA" in _version(launcher)
             except (OSError, subprocess.SubprocessError) as error:
                 raise UserError(f"engine mpi: cannot start {launcher}: {error}; name another with --mpiexec") from None
+            if is_mpich and not self.hosts:
+                _check_shared_memory(size)
 
     def starts_processes(self) -> bool:
         return not inside_mpi()
@@ -122,6 +125,9 @@ class Mpi(Engine):
         return found
 
 
+_SHARED_A_RANK = 1_500_000
+"""Bytes that MPICH (1.1 MB) and we take of shared memory for each rank, at the least. MPICH does not look whether they
+are there, and its ranks die of SIGBUS."""
 _BESIDE = Path(sys.executable).parent / "mpiexec"
 _LAUNCHER = re.compile(r"\bMPI\b|HYDRA|OpenRTE|PRRTE|mpiexec|slurm", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?")  # a leading dash would reach ssh as an option
@@ -167,6 +173,16 @@ def _version(launcher: str) -> str:
     return done.stdout + done.stderr
 
 
+def _check_shared_memory(size: int) -> None:
+    """Refuse more ranks than MPICH finds memory for."""
+    wanted, there_are = size * _SHARED_A_RANK, block.free()
+    if wanted > there_are:
+        raise UserError(
+            f"engine mpi: {size} ranks want {wanted / 1e6:.1f} MB of shared memory, and {block.place()} has "
+            f"{there_are / 1e6:.1f} MB free; give a container more (docker run --shm-size), or use --engine torch"
+        )
+
+
 def _is_open_mpi(launcher: str) -> bool:
     return any(name in _version(launcher) for name in ("Open MPI", "OpenRTE", "open-mpi", "PRRTE"))
 
@@ -189,6 +205,9 @@ def connect(deadline: float) -> Comm:
         with limited(launched_rank(), size, start_limit(size, deadline)):
             _mpi()
     comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
+    if size:  # no guard sees to what is left should they be killed
+        comm.barrier()  # all have mapped what MPICH shares among the ranks of a host; it needs its name no more
+        remove_own_segments()
     return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 
