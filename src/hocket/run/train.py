@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,8 +79,19 @@ class Training:
         plan = self.plan
         return plan.steps / Shards(len(self.train), plan.workers, plan.batch, plan.seed).steps
 
-    def run(self, out: Path | None = None, *, force: bool = False, display: Display | None = None) -> Result:
-        """Train. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt when the record is finished."""
+    def run(
+        self,
+        out: Path | None = None,
+        *,
+        force: bool = False,
+        display: Display | None = None,
+        asked_s: float | None = None,
+    ) -> Result:
+        """Train. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt when the record is finished.
+
+        `asked_s` is when the run was asked for, by `time.monotonic`, if that was before this call.
+        """
+        asked_s = time.monotonic() if asked_s is None else asked_s
         if self.is_root and not out and self.plan.checkpoint != Cadence():
             raise UserError("checkpoints need a folder; give one with out=")
         if self.is_root and not out and self.plan.timeline:
@@ -101,7 +113,7 @@ class Training:
                 read_best(out) if out and resumed_at is not None else None,
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
-            recorder = Recorder(about, folder, display if display and self.is_root else Silent())
+            recorder = Recorder(about, folder, display if display and self.is_root else Silent(), asked_s)
             ranks = self.plan.training_ranks + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":
@@ -137,7 +149,8 @@ def train(
     display: Display | None = None,
 ) -> Result:
     """Run one training. `task` is a user's own object; without it `spec.task` names one."""
-    return prepare(spec, task).run(out, force=force, display=display)
+    asked_s = time.monotonic()
+    return prepare(spec, task).run(out, force=force, display=display, asked_s=asked_s)
 
 
 def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Training:
