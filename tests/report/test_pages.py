@@ -148,7 +148,7 @@ def test_damaged_and_foreign_folders_are_named_and_the_rest_reported(
     (tmp_path / "empty").mkdir()
     assert cli.run(["report", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert "1 runs in" in said.out
+    assert "1 run in" in said.out
     for name, why in (("cut", ""), ("foreign", "another version"), ("spec", "")):
         line = next(line for line in said.err.splitlines() if f"{tmp_path / name} " in line)
         assert "cannot be read, and is left out" in line and why in line
@@ -382,6 +382,7 @@ def test_a_watch_shows_runs_as_far_as_they_have_come(tmp_path: Path) -> None:
     assert data["verdict"][0] == "1 under way: a."
     lines = {figure["name"]: figure["series"] for figure in data["sections"][0]["figures"]}
     (going,) = (line for line in lines["loss-time-time"] if "gossip" in line["name"])
+    assert not any("ranked" in line for line in live.seen(tmp_path / "a")["verdict"])
     assert going["name"].endswith("(going on)") and not any("Never" in line for line in data["verdict"])
     assert (going["x"], going["y"]) == ([1.5, 3.0], [0.5, 0.4])
 

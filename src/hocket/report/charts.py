@@ -266,7 +266,9 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
             cut = cut or last < max(counts)
             # Between counts that are far apart the line is at nought: its ends are enough.
             taus = sorted({near for tau in (0, *counts) for near in (tau - 1, tau, tau + 1) if 0 <= near <= last})
-            series.append(Series(group.name, list(taus), [counts.get(tau, 0) / total for tau in taus], points=len(taus) < 40))
+            series.append(
+                Series(group.name, list(taus), [counts.get(tau, 0) / total for tau in taus], points=len(taus) < 40)
+            )
     if not series:
         return None
     return Figure(

@@ -59,7 +59,7 @@ def page_data(
     if problems or story.notes:
         sections.append(_plain("Left out", notes=[*story.notes, *problems]))
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    made = f"{len(records)} runs; made {now} with Hocket {__version__}."
+    made = f"{len(records)} run{'s' * (len(records) != 1)}; made {now} with Hocket {__version__}."
     told = [line for line in (story.question, *words, story.says) if line]
     return {"title": title, "verdict": told, "sections": sections, "made": made}
 
