@@ -17,7 +17,7 @@ from told import leave_run
 import hocket
 from hocket.app import cli
 from hocket.core.errors import UserError
-from hocket.report import charts, formulas, live, tensorboard
+from hocket.report import charts, formulas, live, shares, tensorboard
 from hocket.report.across import MEASURES, across, measured
 from hocket.report.live import make_server
 from hocket.report.page import page_data, render
@@ -231,7 +231,7 @@ def test_every_measure_can_be_drawn_against_workers(tmp_path: Path, measure: str
         leave_run(tmp_path / str(workers), "allreduce", workers)
     groups = grouped(read_records([tmp_path])[0])
     figure = across(groups, {"title": "t", "x": "workers", "y": measure}, "time", 0)
-    empty = ("lock_wait", "distance", "time_to_tenth_loss")
+    empty = ("words_per_s", "lock_wait", "distance", "time_to_tenth_loss")
     assert (figure is None) == (measure in empty)
     if figure is not None:
         assert figure.series[0].x == [2, 4] and figure.x.label == "workers"
@@ -454,3 +454,19 @@ def test_a_long_tail_of_staleness_is_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps(result))
     figure = charts.staleness(grouped(read_records([tmp_path])[0]))
     assert figure is not None and figure.series[0].x == [0, 1, 2, 3, 99999998, 99999999]
+
+
+def test_the_time_of_each_worker_is_shown(tmp_path: Path) -> None:
+    """Over all seeds, so that a slow one is seen; those alone have no figure of their own."""
+    leave_run(tmp_path / "alone", "serial", 1)
+    for seed in (0, 1):
+        path = leave_run(tmp_path / str(seed), "allreduce", 2, seed) / "result.json"
+        result = json.loads(path.read_text())
+        result["per_worker"][1] |= {"computing": 0.5, "waiting": 2.0}
+        path.write_text(json.dumps(result))
+    figure = shares.worker_split(grouped(read_records([tmp_path])[0]), "time")
+    assert figure is not None
+    split = {one.name: one.y for one in figure.series}
+    assert figure.series[0].x == ["allreduce × 2, worker 0", "allreduce × 2, worker 1"]
+    assert split["computing"] == pytest.approx([2 / 3, 1 / 6])
+    assert split["waiting for others"] == pytest.approx([1 / 6, 2 / 3])
