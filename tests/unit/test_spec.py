@@ -276,6 +276,18 @@ def test_every_setting_is_a_flag_a_key_and_an_argument() -> None:
     assert all(f"    {name}: " in (hocket.fit.__doc__ or "") for name in names)
 
 
+_PARENT = "from hocket.run.train import prepare; prepare(RunSpec('digits', engine='mpi', workers=2))"
+_RANK = "import hocket.engines.processes, hocket.engines.one_host, hocket.run.rank"
+
+
+@pytest.mark.parametrize(("code", "unwanted"), [(_PARENT, {"numba"}), (_RANK, set())])
+def test_what_takes_long_to_import_is_not_where_nobody_needs_it(code: str, unwanted: set[str]) -> None:
+    """Of start-up, most is imports."""
+    unwanted |= {"torch._dynamo", "sklearn"}
+    asked = f"import sys; from hocket.run.spec import RunSpec; {code}; print(*({unwanted} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", asked], timeout=60, text=True).strip() == ""
+
+
 def test_a_spec_is_read_without_pytorch() -> None:
     """`hocket --help` need not wait for it."""
     code = "import sys, hocket.app.cli; sys.exit('torch' in sys.modules)"

@@ -11,7 +11,7 @@ from torch import Tensor
 from hocket.compress.memory import Memory, check_finite, plain
 from hocket.compress.powersgd import PowerSGD, as_matrix, orthogonal
 from hocket.core.comm import Comm
-from hocket.core.means import Payload, Sum, weighted_mean
+from hocket.core.means import Payload, Reduce, weighted_mean
 from hocket.core.message import Message
 from hocket.core.seeds import stream
 from hocket.core.weight import Weight
@@ -31,7 +31,7 @@ class CompressedMeans:
         self._memory, self._shapes, self._optimizer = memory, shapes, optimizer
         memory.vectors["anchor/start"] = start.detach().clone()
 
-    def __call__(self, payload: Payload, weight: Weight, comm: Comm, all_reduce: Sum, count: Tensor) -> float:
+    def __call__(self, payload: Payload, weight: Weight, comm: Comm, all_reduce: Reduce, count: Tensor) -> float:
         if not payload.lossy or comm.size == 1 or self._memory.exactly:
             return weighted_mean(payload, weight, comm, all_reduce, count)
         if weight.of_all == 0:
@@ -50,10 +50,11 @@ class CompressedMeans:
 
     def _momentum(self) -> float:
         """What moves from the optimizer into the memory of a compressor that holds it, so that it counts once."""
-        if self._memory.scheme.takes_momentum:
-            for group in self._optimizer.param_groups:
-                if group.get("momentum"):
-                    self._memory.counts.momentum, group["momentum"] = group["momentum"], 0.0
+        groups = self._optimizer.param_groups
+        if self._memory.scheme.takes_momentum and _has_plain_momentum(self._optimizer):
+            self._memory.counts.momentum = groups[0]["momentum"]
+            for group in groups:
+                group["momentum"] = 0.0
         return float(self._memory.counts.momentum)
 
     def _anchor(self, size: int) -> Tensor:
@@ -67,7 +68,7 @@ class CompressedMeans:
         for other in {size, *(s for s in smaller if s < size)}:
             vectors[f"anchor/{other}"] = x.clone()
 
-    def _mean(self, x: Tensor, name: str, comm: Comm, all_reduce: Sum, momentum: float) -> Tensor:
+    def _mean(self, x: Tensor, name: str, comm: Comm, all_reduce: Reduce, momentum: float) -> Tensor:
         match self._memory.scheme.travels:
             case "gathered":
                 return self._gathered(x, name, comm, momentum)
@@ -110,7 +111,7 @@ class CompressedMeans:
 
     # PowerSGD: sums of factors
 
-    def _factored(self, x: Tensor, name: str, comm: Comm, all_reduce: Sum) -> Tensor:
+    def _factored(self, x: Tensor, name: str, comm: Comm, all_reduce: Reduce) -> Tensor:
         """P = M Q, its mean made orthogonal, Q = M^T P, its mean; M^ = P Q^T (algorithm 1)."""
         memory, scheme = self._memory, self._memory.scheme
         assert isinstance(scheme, PowerSGD)
@@ -122,9 +123,9 @@ class CompressedMeans:
         rights = [self._right(name, i, layer, scheme.rank) for i, layer in enumerate(layers)]
         with memory.spans("encode"):
             lefts = [layer @ q for layer, q in zip(layers, rights, strict=True)]
-        summed = _mean_of([*lefts, *rest], all_reduce, comm.size)
+        summed = _mean_of([*lefts, *rest], all_reduce)
         lefts, rest = [orthogonal(p) for p in summed[: len(layers)]], summed[len(layers) :]
-        rights = _mean_of([m.T @ p for m, p in zip(layers, lefts, strict=True)], all_reduce, comm.size)
+        rights = _mean_of([m.T @ p for m, p in zip(layers, lefts, strict=True)], all_reduce)
         for i, q in enumerate(rights):
             memory.vectors[f"{name}/right/{i}"] = q
         products, exact = iter([p @ q.T for p, q in zip(lefts, rights, strict=True)]), iter(rest)
@@ -152,13 +153,21 @@ class CompressedMeans:
         return torch.randn(layer.shape[1], rank, generator=generator).to(layer.device, layer.dtype)
 
 
-def _mean_of(tensors: list[Tensor], all_reduce: Sum, ranks: int) -> list[Tensor]:
-    """The means of several tensors, summed as one vector."""
+def _has_plain_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's velocity is a sum of gradients and nothing else, faded by one number."""
+    groups = optimizer.param_groups
+    if not isinstance(optimizer, torch.optim.SGD) or len({group["momentum"] for group in groups}) > 1:
+        return False
+    others = ("nesterov", "dampening", "weight_decay")
+    return bool(groups[0]["momentum"]) and not any(group[name] for group in groups for name in others)
+
+
+def _mean_of(tensors: list[Tensor], all_reduce: Reduce) -> list[Tensor]:
+    """The means of several tensors, taken as one vector."""
     if not tensors:
         return []
     flat = torch.cat([t.reshape(-1) for t in tensors])
-    all_reduce(flat)
-    flat /= ranks
+    all_reduce(flat, "mean")
     parts = torch.split(flat, [t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 

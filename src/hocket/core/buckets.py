@@ -39,7 +39,8 @@ class Buckets:
         if span is None:
             return
         self._weight = weight = Weight(1.0, self._comm.size) if weight.of_all == 0 else weight
-        torch.mul(self._g[span], weight.samples, out=self._sums[span])
+        factor = weight.samples if weight.of_all is None else weight.relative(self._comm.size)
+        torch.mul(self._g[span], factor, out=self._sums[span])
         sent = self._sums[span]
         if weight.of_all is None and span.stop == self._g.numel():
             self._count.fill_(weight.samples)
@@ -49,12 +50,12 @@ class Buckets:
     def average(self, g: Gradient) -> None:
         """Wait for all buckets, and replace `g` by the mean over all samples of all workers."""
         assert len(self._under_way) == len(self._spans), "every part of a gradient is announced"
-        total = self._weight.of_all
+        total = known = self._weight.of_all
         for span, request in self._under_way:
             request.wait()
             total = float(self._count) if total is None else total
             assert total > 0, "a weighted mean needs a sample"
-            torch.div(self._sums[span], total, out=g.vector[span])
+            torch.div(self._sums[span], total if known is None else self._comm.size, out=g.vector[span])
         self._under_way.clear()
         assert total is not None
         g.weight = Weight(total, total)

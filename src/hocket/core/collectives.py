@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from hocket.core.comm import Comm
+from hocket.core.comm import Comm, Op
 from hocket.core.message import Message
 
 _TAG = 7001  # apart from a strategy's own messages
@@ -109,3 +109,10 @@ Algorithm = Literal["auto", "native", "ring", "halving", "tree"]
 ALGORITHMS: dict[Algorithm, Callable[[Comm, Tensor], None]] = {
     "auto": auto, "native": native, "ring": ring, "halving": halving, "tree": tree
 }  # fmt: skip
+
+
+def by(algorithm: Algorithm, comm: Comm, x: Tensor, op: Op = "sum") -> None:
+    """The sum or the mean, in place, by one of them."""
+    ALGORITHMS[algorithm](comm, x)
+    if op == "mean":
+        x.div_(comm.size)

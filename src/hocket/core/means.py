@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hocket.core.comm import Comm
+from hocket.core.comm import Comm, Op
 from hocket.core.weight import Weight
 
 
@@ -26,14 +26,14 @@ class Payload(NamedTuple):
     """A model that all ranks have alike; None is the last mean that they took."""
 
 
-Sum = Callable[[Tensor], None]
-"""Sums a tensor over the ranks, in place."""
+Reduce = Callable[[Tensor, Op], None]
+"""Combines a tensor over the ranks, in place: their sum or mean."""
 
-Mean = Callable[[Payload, Weight, Comm, Sum, Tensor], float]
+Mean = Callable[[Payload, Weight, Comm, Reduce, Tensor], float]
 """Takes a mean as `weighted_mean` does."""
 
 
-def weighted_mean(payload: Payload, weight: Weight, comm: Comm, all_reduce: Sum, count: Tensor) -> float:
+def weighted_mean(payload: Payload, weight: Weight, comm: Comm, all_reduce: Reduce, count: Tensor) -> float:
     """Replace each rank's payload by sum w_i x_i / sum w_i; returns the sum of the weights.
 
     Where that sum is not known beforehand, the weight travels in `count`, one element that lies behind the payload or
@@ -44,12 +44,18 @@ def weighted_mean(payload: Payload, weight: Weight, comm: Comm, all_reduce: Sum,
     if weight.of_all == 0:
         weight = Weight(1.0, comm.size)
     values = side_by_side([t for t in (*payload.lossy, *payload.exact) if t.numel()])
+    if weight.of_all is not None:
+        relative = weight.relative(comm.size)
+        for part in values:
+            if relative != 1:  # for a small model that is as much work as the sum
+                part.mul_(relative)
+            all_reduce(part, "mean")
+        return weight.of_all
     for part in values:
         part.mul_(weight.samples)
-    known = weight.of_all is not None
-    for part in values if known else side_by_side([*values, count.fill_(weight.samples)]):
-        all_reduce(part)
-    total = weight.of_all if weight.of_all is not None else float(count)
+    for part in side_by_side([*values, count.fill_(weight.samples)]):
+        all_reduce(part, "sum")
+    total = float(count)
     assert total > 0, "a weighted mean needs a sample"
     for part in values:
         part.div_(total)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.core.buckets import Buckets
 from hocket.core.clock import Clock
-from hocket.core.collectives import ALGORITHMS, Algorithm
+from hocket.core.collectives import Algorithm, by
 from hocket.core.comm import Comm
 from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.means import Mean, Payload, weighted_mean
@@ -319,7 +319,7 @@ class Worker:
         algorithm: Algorithm = "auto",
     ) -> float:
         comm = comm or self.comm
-        all_reduce = comm.all_reduce if algorithm == "auto" else partial(ALGORITHMS[algorithm], comm)
+        all_reduce = comm.all_reduce if algorithm == "auto" else partial(by, algorithm, comm)
         return self._mean_of(payload, weight, comm, all_reduce, count)
 
     def optimizer_state(self) -> Sequence[Tensor]:

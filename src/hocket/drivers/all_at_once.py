@@ -94,18 +94,20 @@ class AllWorkers(Worker):
             samples, weight = 1.0, Weight(1.0, rows.size)
         factor = samples.numbers if isinstance(samples, Column) else samples
         values = [t for t in (*payload.lossy, *payload.exact) if t.numel()]
+        if weight.of_all is not None:
+            relative = factor * rows.size / weight.of_all
+            for part in values if isinstance(relative, Tensor) or relative != 1 else []:
+                part.mul_(relative)
+            if values:
+                rows.reduce(values, "mean")
+            return weight.of_all
         for part in values:
             part.mul_(factor)
-        total: Any = weight.of_all
-        if total is None:  # it travels behind the values
-            count.copy_(factor.squeeze(1) if isinstance(factor, Tensor) else torch.full_like(count, factor))
-            rows.reduce([*values, count[:, None]])
-            total = count[:, None]
-        elif values:
-            rows.reduce(values)
+        count.copy_(factor.squeeze(1) if isinstance(factor, Tensor) else torch.full_like(count, factor))
+        rows.reduce([*values, count[:, None]])  # it travels behind the values
         for part in values:
-            part.div_(total)
-        of_all: Any = Column(total) if weight.of_all is None else total
+            part.div_(count[:, None])
+        of_all: Any = Column(count[:, None])
         return cast(float, of_all)  # a column stands for one
 
 
@@ -196,6 +198,7 @@ class AllAtOnce:
         self._real = RealClock()
         self._strategy = self._plan.made_strategy.worker(worker)
         next(self._strategy)
+        self._rank.tell("begun", {}, b"")
         for step in range(self._plan.steps):
             if step and step % self._stride == 0 and self._look(final=False):
                 break

@@ -133,10 +133,14 @@ def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
         others, own = _other_generators(), torch.get_rng_state()
         try:
             rows.gradients(range(TRIED), torch.cat(indices))
+            kept = _kept(models[0])  # what it only puts by when it is called first does no harm
+            rows.gradients(range(TRIED), torch.cat(indices))
         except Exception as error:  # whatever the user's model and loss do when they meet a stack of replicas
             return _in_words(error)
         if _other_generators() != others:
             return "the model draws from Python's or NumPy's generator, and all workers would draw alike"
+        if _kept(models[0]) != kept:
+            return "the model keeps something from call to call, and all workers would share it"
         if not torch.equal(torch.get_rng_state(), own):
             return ""  # with dropout no two gradients agree
         return _difference(task, train, replicas, indices)
@@ -161,6 +165,16 @@ def _other_generators() -> tuple[object, ...]:
     return random.getstate(), numpys["pos"], numpys["key"].tobytes()
 
 
+def _kept(model: nn.Module) -> list[object]:
+    """What a model may have changed when it is called again, and that is no row of its own for every worker."""
+    kept: list[object] = []
+    for module in model.modules():
+        plain = (value for value in vars(module).values() if isinstance(value, bool | int | float | str | Tensor))
+        kept += [id(value) if isinstance(value, Tensor) else value for value in plain]
+        kept += [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
+    return kept
+
+
 def _difference(task: Task, train: SampleSet, replicas: list[Replica], indices: list[Tensor]) -> str:
     for replica, index in zip(replicas, indices, strict=True):
         batched = replica.g.clone()
@@ -182,8 +196,12 @@ def _obstacle(model: nn.Module) -> str:
 
 def _in_words(error: Exception) -> str:
     text = str(error)
+    if isinstance(error, UserError):
+        return text
     if "data-dependent control flow" in text or ".item()" in text:
         return "the model's way depends on its data (an if on a tensor, or .item())"
+    if "autograd.Function" in text:
+        return "an autograd.Function in it has no batched form (generate_vmap_rule, or a vmap of its own)"
     if "in-place" in text or "inplace" in text:
         return "the model changes a tensor of its own in place"
     if found := re.match(r"(?:Batching rule not implemented for |vmap: we do not yet support )?aten::(\w+)", text):
