@@ -419,6 +419,13 @@ def test_a_name_leaves_out_what_most_have_in_common(tmp_path: Path) -> None:
     assert page(tmp_path)["sections"][0]["says"].endswith("Where a name does not say otherwise: lr=0.1.")
 
 
+def test_settings_of_another_version_may_be_of_any_kind(tmp_path: Path) -> None:
+    for i in range(3):
+        with (leave_run(tmp_path / str(i), "serial") / "spec.toml").open("a") as file:
+            file.write(f"\ncolours = [{max(i, 1)}]\n")
+    assert [group.name for group in grouped(read_records([tmp_path])[0])] == ["serial", "colours=[2]"]
+
+
 def test_names_are_never_alike(tmp_path: Path) -> None:
     for driver in ("compiled", "pytorch"):
         path = leave_run(tmp_path / driver, "hogwild", 2, driver=driver) / "result.json"
