@@ -420,10 +420,12 @@ def test_a_name_leaves_out_what_most_have_in_common(tmp_path: Path) -> None:
 
 
 def test_settings_of_another_version_may_be_of_any_kind(tmp_path: Path) -> None:
-    for i in range(3):
-        with (leave_run(tmp_path / str(i), "serial") / "spec.toml").open("a") as file:
-            file.write(f"\ncolours = [{max(i, 1)}]\n")
-    assert [group.name for group in grouped(read_records([tmp_path])[0])] == ["serial", "colours=[2]"]
+    for i in (1, 2, 3):
+        with (leave_run(tmp_path / str(i), lr=i / 10) / "spec.toml").open("a") as file:
+            file.write(f"\ncolours = [{i // 3}]\n")
+    assert [group.name for group in grouped(read_records([tmp_path])[0])] == [
+        "lr=0.1", "lr=0.2", "lr=0.3 colours=[1]",
+    ]  # fmt: skip
 
 
 def test_names_are_never_alike(tmp_path: Path) -> None:
