@@ -28,7 +28,7 @@ STRATEGIES = (
 
 def accuracy(job: tuple[str, dict[str, Any]]) -> float:
     task, settings = job
-    result = hocket.fit(task, trace=0, progress=False, driver="pytorch", **settings)
+    result = hocket.fit(task, trace=0, progress=False, **settings)
     return result.test_metric or 0.0
 
 
@@ -41,11 +41,12 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=1, help="runs at a time")
     options.add_argument("-s", "--strategy", action="append")
     options.add_argument("--sim", action="append", default=[])
-    options.add_argument("settings", nargs="*", help="such as epochs=20")
+    options.add_argument("settings", nargs="*", help="such as epochs=20 or driver=compiled")
     chosen = options.parse_args()
     say_where()
     sim = dict(text.split("=", 1) for text in chosen.sim)
-    settings: dict[str, Any] = dict(text.split("=", 1) for text in chosen.settings) | {"engine": chosen.engine}
+    settings: dict[str, Any] = {"driver": "pytorch", "engine": chosen.engine}
+    settings |= dict(text.split("=", 1) for text in chosen.settings)
     rows = [("serial", 1)] + [(s, n) for s in chosen.strategy or STRATEGIES for n in chosen.workers]
     jobs = []
     for strategy, workers in rows:

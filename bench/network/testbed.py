@@ -1,7 +1,7 @@
 """Real hosts on one machine: network namespaces with names and addresses of their own, and links of a given rate.
 
 `with Testbed(2, "100mbit") as bed: bed.start(0, ["hostname"])`. Needs root on Linux, says so otherwise, and takes
-everything down again however it ends; what a killed one left is removed by the next.
+everything down again however it ends: of one that was killed a process of its own does, which is this file as a script.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import IO, Any
 PREFIX = "hkt"
 """Names of ours are `hkt-PID-NUMBER`, and a bridge is `hktPID`."""
 NETWORK = "10.213.77"
+_FOLDER = "hocket-network-"
+"""Begins the names of our folders for temporary files; the rest are as those of hosts."""
 _WHOLE = "32768"
 """Bytes that go through a link in one piece, where a network card would cut them into packets. Tbf lets pass no more at
 once than its burst, and cuts up what is larger, which takes the cores that the hosts compute on."""
@@ -44,9 +46,11 @@ class Testbed:
 
     def __enter__(self) -> Testbed:
         remove_leftovers()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda which, _: sys.exit(128 + which))
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="hocket-network-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+            self._watcher = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, start_new_session=True)
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("link", "set", self._bridge, "up")
             for number in range(self._count):
@@ -125,15 +129,26 @@ class Testbed:
             _take_down(name)
         _ip("link", "del", self._bridge, check=False)
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._watcher.communicate()
 
 
 def remove_leftovers() -> None:
-    """Take down what a test bed left whose process is no more."""
-    found = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-    for name in re.findall(rf"^({PREFIX}-(\d+)-\d+)", found, re.MULTILINE):
-        if not Path(f"/proc/{name[1]}").exists():
-            _take_down(name[0])
-            _ip("link", "del", f"{PREFIX}{name[1]}", check=False)
+    """Take down what test beds left whose processes are no more."""
+    for name in re.findall(rf"^{PREFIX}-\d+-\d+", _shown("ip", "netns", "list"), re.MULTILINE):
+        if _is_left(name):
+            _take_down(name)
+    for link in re.findall(rf"^{PREFIX}\d+", _shown("ip", "-brief", "link"), re.MULTILINE):
+        if _is_left(link):
+            _ip("link", "del", link, check=False)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        if _is_left(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(name: str) -> bool:
+    """Whether the process is no more whose number comes first in a name of ours."""
+    found = re.search(r"\d+", name)
+    return found is None or not Path(f"/proc/{found[0]}").exists()
 
 
 def _names_of(name: str) -> Path:
@@ -141,8 +156,7 @@ def _names_of(name: str) -> Path:
 
 
 def _take_down(name: str) -> None:
-    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split()
-    for pid in pids:  # ours, since the host is
+    for pid in _shown("ip", "netns", "pids", name).split():  # ours, since the host is
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
     _ip("netns", "del", name, check=False)
@@ -163,7 +177,16 @@ def _ip(*words: str, check: bool = True) -> None:
     _run("ip", *words, check=check)
 
 
+def _shown(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+
 def _run(*words: str, check: bool = True) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if check and done.returncode:
-        raise SystemExit(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise SystemExit(f"{' '.join(words)}: {done.stderr.strip().partition(chr(10))[0]}")
+
+
+if __name__ == "__main__":
+    sys.stdin.read()  # until the process that started us is no more
+    remove_leftovers()

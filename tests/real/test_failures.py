@@ -21,6 +21,7 @@ from hocket.core.errors import RankFailed, UserError
 from hocket.engines import supervisor
 from hocket.engines.catalogue import Listener, Program, engine
 from hocket.engines.engine import first_failure
+from hocket.kernels.memory import block
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
@@ -284,22 +285,32 @@ def test_a_launcher_that_is_none_is_refused(tmp_path: Path) -> None:
         run(f"mpi:mpiexec={plain}", "raises")
 
 
+def test_ranks_that_mpi_would_find_no_memory_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "free", lambda: 4_000_000)
+    engine.make("mpi").check(2)
+    with pytest.raises(UserError, match=r"5 ranks want 7.5 MB of shared memory, .* 4.0 MB free; .* --shm-size"):
+        engine.make("mpi").check(5)
+
+
 ABORTED = """
-import os
+import os, signal
 import hocket
 from hocket.engines.guard import segments_of
+from mpi4py import MPI
+names = segments_of(os.getpid())
 with hocket.join() as team:
     team.barrier()
     if team.rank == 1:
-        print(*segments_of(os.getpid()), flush=True)
-        raise hocket.UserError("no more")
+        print(*names, flush=True)
+        {ending}
     team.barrier()
 """
 
 
-def test_a_mistake_under_mpiexec_leaves_nothing_in_shared_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["raise hocket.UserError('no more')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_an_early_end_under_mpiexec_leaves_nothing_in_shared_memory(tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(ABORTED)
+    script.write_text(ABORTED.format(ending=ending))
     done = subprocess.run([LAUNCHER, "-n", "2", sys.executable, script], capture_output=True, text=True, timeout=60)
     names = [name for name in done.stdout.split() if name.startswith("mpich")]
     assert done.returncode and names

@@ -23,7 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.envir
 VARIANTS = [
     "allreduce:algorithm=ring", "allreduce:algorithm=halving", "allreduce:algorithm=tree",
     "local-sgd:every=3,momentum=average", "local-sgd:every=3,momentum=reset", "local-sgd:every=2,post_local=4",
-    "local-sgd:every=2,between=2,group=1", "diloco:every=4",
+    "local-sgd:every=2,between=2,group=1", "diloco:every=4", "diloco:every=5,fragments=3,delay=2",
     "gossip:kind=sgp", "gossip:kind=pull", "gossip:kind=push", "gossip:kind=push,together=true", "gossip:kind=adpsgd",
     "gossip:graph=exponential",
     "server:mode=sync,servers=2", "server:mode=async", "server:mode=ssp,slack=1", "server:mode=dssp",

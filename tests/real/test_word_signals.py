@@ -6,14 +6,17 @@ import signal
 from pathlib import Path
 
 import commands
+import pytest
 
 from hocket.lab.embeddings import Embeddings
 from hocket.tasks.madeup import KINDS
 
 
-def test_a_run_that_is_stopped_leaves_its_vectors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine, strategy", [("threads", "hogwild"), ("mpi", "local-sgd:hogwild=1,every=8")])
+def test_a_run_that_is_stopped_leaves_its_vectors(engine: str, strategy: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run = commands.hocket("train", "word2vec:dim=32", "--epochs", "300", "--workers", "2", "--out", out)
+    how = "--engine", engine, "--strategy", strategy, "--workers", "2", "--scale-lr"
+    run = commands.hocket("train", "word2vec:dim=32", "--epochs", "300", *how, "--out", out)
     assert run.until(lambda: commands.points(out) >= 2)
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(60) == 128 + signal.SIGTERM

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.skipif(bool(browser.MISSING), reason=browser.MISSING)
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
+LONG = "local-sgd:hogwild=1,every=8,hot=0.02,between=64"
+
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[browser.Browser]:
@@ -41,6 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
             leave_run(folder / f"a{workers}-{seed}", "allreduce", workers, seed, speed=900.0 * workers, time=None)
         leave_run(folder / f"s{seed}", "serial", 1, seed)
         leave_run(folder / f"x{seed}", "serial", 1, seed, task=f"my {HOSTILE}")
+        leave_run(folder / f"long{seed}", LONG, 4, seed, time=0.01, virtual=True)
     records, problems = read_records([folder])
     asked = {"title": "Accuracy against workers", "x": "workers", "y": "metric", "log": "x"}
     bytes_ = {"title": "Accuracy against bytes", "x": "megabytes", "y": "metric"}
@@ -88,11 +91,25 @@ for (const svg of document.querySelectorAll('figure svg')) {
 return found"""  # noqa: E501
 
 
+CUT = """
+const found = [];
+for (const svg of document.querySelectorAll('figure svg')) {
+  const across = svg.closest('figure').getBoundingClientRect(), down = svg.getBoundingClientRect();
+  for (const text of svg.querySelectorAll('text')) {
+    const box = text.getBoundingClientRect();
+    if (box.left < across.left || box.right > across.right || box.top < down.top - 1 || box.bottom > down.bottom + 1)
+      found.push(svg.getAttribute('aria-label') + ': ' + text.textContent);
+  }
+}
+return found"""
+
+
 @pytest.mark.parametrize("width", [400, 1600])
-def test_no_two_texts_of_a_figure_overlap(window: browser.Browser, page: str, width: int) -> None:
+def test_every_text_of_a_figure_can_be_read(window: browser.Browser, page: str, width: int) -> None:
     window.resize(width)
     window.open(page)
     assert window.run(OVERLAPS) == []
+    assert window.run(CUT) == []
 
 
 def test_users_text_stays_text(window: browser.Browser, page: str) -> None:

@@ -382,4 +382,74 @@ def test_a_watch_shows_runs_as_far_as_they_have_come(tmp_path: Path) -> None:
     assert data["verdict"][0] == "1 under way: a."
     lines = {figure["name"]: figure["series"] for figure in data["sections"][0]["figures"]}
     (going,) = (line for line in lines["loss-time-time"] if "gossip" in line["name"])
+    assert going["name"].endswith("(going on)") and not any("Never" in line for line in data["verdict"])
     assert (going["x"], going["y"]) == ([1.5, 3.0], [0.5, 0.4])
+
+
+def test_times_to_different_targets_are_never_in_one_number(tmp_path: Path) -> None:
+    cases = ("serial", 0.8, 1.0), ("serial", 0.95, 9.0), ("gossip", 0.8, 2.0), ("gossip", 0.95, 4.0)
+    for strategy, target, time in cases:
+        path = leave_run(tmp_path / f"{strategy}{target}", strategy, 1, time=time, target=target) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"target": target}))
+    groups = grouped(read_records([tmp_path])[0])
+    assert len(groups) == 4
+    said = verdict(groups, "time")
+    assert said[0].startswith("digits: a test accuracy of 0.8 was reached first by serial target=0.8, in 1 s")
+    assert said[1].startswith("A test accuracy of 0.95 was reached first by gossip target=0.95, in 4 s")
+    first, second = charts.times_to_targets(groups, "time")
+    assert (first.title, first.series[0].y) == ("Time to the target 0.8", [1.0, 2.0])
+    assert (second.title, second.series[0].y) == ("Time to the target 0.95", [4.0, 9.0])
+    assert first.name != second.name
+
+
+def test_every_map_of_batch_and_step_has_one_value_a_cell(tmp_path: Path) -> None:
+    for i, (momentum, batch, lr) in enumerate(itertools.product((0.0, 0.9), (8, 64), (0.1, 1.0))):
+        leave_run(tmp_path / str(i), "hogwild", 2, momentum=momentum, batch=batch, lr=lr)
+    maps = charts.heat_maps(grouped(read_records([tmp_path])[0]))
+    assert [figure.title for figure in maps] == ["momentum=0.0: test accuracy", "momentum=0.9: test accuracy"]
+    assert [len(figure.cells) for figure in maps] == [4, 4]
+
+
+def test_a_name_leaves_out_what_most_have_in_common(tmp_path: Path) -> None:
+    for i, (strategy, lr) in enumerate((("serial", 0.1), ("gossip", 0.1), ("elastic", 0.1), ("serial", 0.2))):
+        leave_run(tmp_path / str(i), strategy, 2, lr=lr)
+    groups = grouped(read_records([tmp_path])[0])
+    assert [group.name for group in groups] == ["serial", "gossip", "elastic", "serial lr=0.2"]
+    assert page(tmp_path)["sections"][0]["says"].endswith("Where a name does not say otherwise: lr=0.1.")
+
+
+def test_names_are_never_alike(tmp_path: Path) -> None:
+    for driver in ("compiled", "pytorch"):
+        path = leave_run(tmp_path / driver, "hogwild", 2, driver=driver) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"driver": driver}))
+    assert [group.name for group in grouped(read_records([tmp_path])[0])] == [
+        "hogwild driver=compiled × 2", "hogwild driver=pytorch × 2",
+    ]  # fmt: skip
+
+
+def test_a_curve_goes_on_until_the_last_run_stops(tmp_path: Path) -> None:
+    """Who stopped at the target stays where it was; who was cut short ends the line."""
+    for seed, points in enumerate((1, 3, 3)):
+        path = leave_run(tmp_path / str(seed), seed=seed) / "result.json"
+        result = json.loads(path.read_text())
+        result |= {"curve": result["curve"][:points], "verdict": "reached-target" if points == 1 else "finished"}
+        path.write_text(json.dumps(result))
+    groups = grouped(read_records([tmp_path])[0])
+    curve = charts.learning(groups, "time")[0].series[0]
+    assert (curve.x, curve.y) == ([1, 2, 3], pytest.approx([0.3, 0.6, 0.9]))
+    assert curve.low == pytest.approx([0.3, 0.3, 0.3])
+    groups[0].records[0].result["verdict"] = "finished"
+    assert charts.learning(groups, "time")[0].series[0].x == [1]
+
+
+def test_a_long_tail_of_staleness_is_left_out(tmp_path: Path) -> None:
+    path = leave_run(tmp_path / "a", "hogwild", 2) / "result.json"
+    result = json.loads(path.read_text())
+    result["staleness"]["histogram"] = {"0": 500, "1": 5000, "2": 500, "255": 1}
+    path.write_text(json.dumps(result))
+    figure = charts.staleness(grouped(read_records([tmp_path])[0]))
+    assert figure is not None and figure.series[0].x == [0, 1, 2] and "stalest 1 %" in figure.says
+    result["staleness"]["histogram"] = {"99999999": 5, "2": 5}
+    path.write_text(json.dumps(result))
+    figure = charts.staleness(grouped(read_records([tmp_path])[0]))
+    assert figure is not None and figure.series[0].x == [0, 1, 2, 3, 99999998, 99999999]

@@ -53,13 +53,16 @@ def split_gradient(model: nn.Module, x: Any, ranks: int, layout: str) -> tuple[l
 
 
 def assert_alike(model: nn.Module, x: Any, ranks: int, layout: str) -> None:
-    """Outputs, gradients and statistics are those of one process."""
+    """Outputs, every parameter's gradient and statistics are those of one process."""
     expected, replica = whole_gradient(model, x)
     outputs, gradient, values, _ = split_gradient(model, x, ranks, layout)
     limit = LIMIT[replica.x.dtype]
     for output in outputs:
         assert apart(output, expected) <= limit
     assert apart(gradient, replica.g) <= limit
+    for part, same in zip(replica.layout(gradient).values(), replica.layout(replica.g).values(), strict=True):
+        size = max(float(same.norm()), float(replica.g.norm()) / 100)  # behind BatchNorm, biases have none but rounding
+        assert float((part - same).norm()) <= limit * size
     assert apart(values, replica.values) <= limit
 
 

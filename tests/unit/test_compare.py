@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hocket
 from hocket.app import cli
-from hocket.run.spec import read_toml, settings
+from hocket.lab.compare import Row, folders
+from hocket.run.spec import RunSpec, read_toml, settings
 from hocket.strategies import strategy
 
 
@@ -40,6 +43,8 @@ def test_it_takes_turns_and_says_who_won(
         (["-s", "gossip", "--workers", "1"], "none of these strategies runs"),
         (["-s", "local-sgd:every=0"], "must be 1 or more"),
         (["-s", "allreduce", "-n", "2,2"], "--workers 2 is given twice"),
+        (["-s", "allreduce", "workers=3"], "give them as -s A -s B and -n 1,2"),
+        (["-s", "allreduce", "strategy=serial"], "give them as -s A -s B and -n 1,2"),
         (["-s", "local-sgd", "-s", "serial", "-s", "local-sgd:every=8"], "--strategy local-sgd:every=8 is given twice"),
         (["-s", "allreduce", "--seeds", "0"], "--seeds must be 1 or more runs of each strategy, got 0"),
         (["-s", "allreduce", "--batch", "5000"], "batch 5000 is larger than a worker's shard"),
@@ -86,6 +91,48 @@ def test_refused(
 def test_every_setting_of_train_is_one_of_compare_and_of_tune() -> None:
     assert set(settings("train")) - {"strategy", "workers"} == set(settings("compare"))
     assert set(settings("train")) == set(settings("tune"))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"strategy": "allreduce"}, "give them as -s A -s B"),
+        ({"strategies": [5]}, "strategies must be text; got 5"),
+        ({"workers": 2.5}, "workers must be a whole number; got 2.5"),
+        ({"workers": None}, "workers must be a whole number; got None"),
+        ({"seeds": 2.5}, "seeds must be a whole number"),
+        ({"tune": [5]}, "tune must be text"),
+        ({"budget": "much"}, "budget must be a number; got 'much'"),
+    ],
+)
+def test_refused_in_python(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(hocket.UserError, match=line):
+        hocket.compare("digits", **({"strategies": ["serial"], "engine": "sim", "progress": False} | given))
+
+
+def test_a_runs_own_file_has_the_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The strategies and the numbers of workers are those of the comparison."""
+    monkeypatch.chdir(tmp_path)
+    settings = ["--engine", "sim", "--steps", "3", "--batch", "8"]
+    assert cli.run(["train", "digits", "-s", "local-sgd", "-n", "3", *settings, "--out", "run"]) == 0
+    capsys.readouterr()
+    command = ["compare", "--spec", "run/spec.toml", "-s", "serial", "-s", "allreduce", "--seeds", "1", "--json"]
+    assert cli.run(command) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["strategy"], row["workers"]) for row in rows] == [("serial", 1), ("allreduce", 2)]
+    spec = read_toml(Path(rows[1]["folders"][0]) / "spec.toml")
+    assert (spec["steps"], spec["batch"]) == (3, 8)
+
+
+def test_every_row_has_folders_of_its_own() -> None:
+    """Whatever its strategy is called: one run must not replace another's."""
+    long = "local-sgd:" + "x" * 200
+    names = ["a/own.py:mine", "b/own.py:mine", "own.py:mine:kind=a1", "own.py:mine:kinda=1", long + "1", long + "2"]
+    made = folders([Row(RunSpec("digits", strategy=name, workers=n)) for name in names for n in (2, 4)])
+    assert len(set(made)) == len(made) == 12
+    assert made[0] == "own.py-mine-2" and max(map(len, made)) < 150
 
 
 OWN = """

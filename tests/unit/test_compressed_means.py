@@ -267,6 +267,46 @@ def test_local_changes_are_what_travels_of_replicas() -> None:
     assert max(on_sim(main, 3)) < 0.001
 
 
+def sgd(parameters: list[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, **settings)
+
+
+def grouped(parameters: list[nn.Parameter], *momenta: float) -> torch.optim.Optimizer:
+    halves = zip((parameters[:2], parameters[2:]), momenta, strict=True)
+    return torch.optim.SGD([{"params": half, "momentum": momentum} for half, momentum in halves], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "moves"),
+    [
+        (lambda p: sgd(p, momentum=0.9), True),
+        (lambda p: grouped(p, 0.9, 0.9), True),
+        (lambda p: grouped(p, 0.9, 0.0), False),
+        (lambda p: sgd(p, momentum=0.9, nesterov=True), False),
+        (lambda p: sgd(p, momentum=0.9, dampening=0.5), False),
+        (lambda p: sgd(p, momentum=0.9, weight_decay=0.01), False),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.9), False),
+        (lambda p: sgd(p), False),
+    ],
+)
+def test_momentum_moves_into_dgc_where_it_means_the_same_there(make_optimizer: Any, moves: bool) -> None:
+    def main(rank: Rank) -> tuple[list[float], float]:
+        torch.manual_seed(5)
+        model = Replica(nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4)))
+        optimizer = make_optimizer(model.parameters)
+        before = [group["momentum"] for group in optimizer.param_groups]
+        memory = Memory(make("dgc"), Kept(), 3, rank.comm.rank)
+        means = CompressedMeans(memory, model.x, [p.shape for p in model.parameters], optimizer)
+        worker = Worker(rank.comm, rank.clock, model, optimizer, 3, optimizer.step, kept=Kept(), mean=means)
+        worker.average(Gradient(gradient(rank.comm.rank, 0, worker.x.numel()), Weight(1, 2)))
+        after = [group["momentum"] for group in optimizer.param_groups]
+        assert after == ([0.0] * len(before) if moves else before)
+        return before, memory.counts.momentum
+
+    for before, taken in on_sim(main, 2):
+        assert taken == (before[0] if moves else 0.0)
+
+
 def test_nan_stops_a_mean_before_anything_is_sent() -> None:
     def main(rank: Rank) -> int:
         w, _, metered = make_worker(rank, "topk:0.1")

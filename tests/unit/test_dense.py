@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_sparse import parameters, share
+from test_sparse import parameters, run_epoch_of, share
 from torch import nn
 from torch.nn import functional as F
 
@@ -146,11 +145,7 @@ def test_two_workers_learn_together(method: str) -> None:
         for epoch in range(10):
             vector.control[NEXT] = 0
             order = np.random.default_rng(epoch).permutation(2_000)
-            threads = [Thread(target=w.run_epoch, args=(vector, order, 0.1)) for w in workers]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            run_epoch_of(workers, vector, order, 0.1)
     assert sum(int(w.log.samples.sum()) for w in workers) == 2_000
     with torch.no_grad():
         model.x.copy_(torch.from_numpy(parameters(vector)))

@@ -169,6 +169,12 @@ def images() -> tuple[Tensor, Tensor]:
 TASK = hocket.Task(model=small, data=(images(), images()), batch=8, epochs=9, momentum=0.9, lr=0.05)
 
 
+@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
+def test_optimizers_that_look_at_layers_find_whole_ones(optimizer: str) -> None:
+    common: dict[str, Any] = {"engine": "threads", "progress": False, "steps": 10, "optimizer": optimizer, "lr": 0.01}
+    assert_same(hocket.fit(TASK, layout="domain=2", **common), hocket.fit(TASK, workers=1, **common))
+
+
 @pytest.mark.parametrize("layout", ["domain=2", "domain=2x2,data=2", "domain=3"])
 def test_a_training_with_tiles_learns_as_one_process_does_and_sends_what_was_told(layout: str) -> None:
     common: dict[str, Any] = {"engine": "threads", "progress": False, "steps": 50}

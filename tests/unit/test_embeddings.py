@@ -89,6 +89,14 @@ def test_a_run_of_something_else_has_no_vectors(tmp_path: Path) -> None:
         Embeddings.of(tmp_path)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_vectors_that_diverged_are_refused(tmp_path: Path, value: float) -> None:
+    (tmp_path / VECTORS).mkdir()
+    wordfiles.write(tmp_path / VECTORS, WORDS, np.where(VECTORS_OF == 3, np.float32(value), VECTORS_OF))
+    with pytest.raises(UserError, match="diverged"):
+        Embeddings.of(tmp_path)
+
+
 def test_a_map_has_every_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["map", str(folder), "--count", "5"]) == 0
     drawn = (folder / VECTORS / "map.svg").read_text()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from splitting import LIMIT
 from test_layouts import TASK, assert_same, doubled, fit, perceptron, task
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from hocket.layouts.mesh import Layout, Schedule
 from hocket.layouts.microbatches import actions, bubble, pieces
 from hocket.layouts.pipeline import balanced, costs_of, layers_of, may_end
 from hocket.layouts.survey import survey
+from hocket.run.spec import RunSpec
+from hocket.run.train import prepare
 
 STAGES, BATCHES = st.integers(1, 6), st.integers(1, 12)
 IN_STEP = st.sampled_from(["naive", "gpipe", "1f1b"])
@@ -114,8 +117,50 @@ def test_a_pipeline_learns_as_one_process_does(layout: str) -> None:
     assert_same(hocket.fit(NORMLESS, layout=layout, **common), alone)
 
 
+@settings(max_examples=10)
+@given(
+    ranks=st.sampled_from([2, 3, 4, 6]),
+    dtype=st.sampled_from(list(LIMIT)),
+    widths=st.lists(st.integers(1, 9), min_size=6, max_size=8),
+    batch=st.integers(1, 11),
+    batches=st.integers(1, 5),
+    schedule=IN_STEP,
+)
+def test_one_step_is_that_of_one_process(
+    ranks: int, dtype: torch.dtype, widths: list[int], batch: int, batches: int, schedule: Schedule
+) -> None:
+    """At a rate of 1 the weights move by the gradient."""
+
+    def made() -> nn.Module:
+        layers = [(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise([5, *widths, 3])]
+        return nn.Sequential(*(layer for pair in layers for layer in pair)).to(dtype)
+
+    x, y = doubled()
+    data = (x[:batch].to(dtype), y[:batch])
+    chosen = hocket.Task(model=made, data=(data, data), batch=batch, lr=1.0, momentum=0.0)
+    common: dict[str, Any] = {"engine": "threads", "progress": False, "steps": 1}
+    alone = hocket.fit(chosen, workers=1, **common)
+    found = hocket.fit(chosen, layout=f"pipeline={ranks},schedule={schedule},microbatches={batches}", **common)
+    assert_same(found, alone, LIMIT[dtype])
+
+
 def test_one_batch_in_flight_is_exact_with_batch_norm_too() -> None:
     assert_same(fit("pipeline=3,schedule=naive"), fit("", workers=1))
+
+
+def test_batch_norm_never_gets_a_single_sample() -> None:
+    """It refuses to take the spread of one; eight micro-batches of seven samples would be single ones."""
+    layout = "pipeline=2,stages=3+3"
+    told = sum(layer.sent for layer in survey(perceptron(), Layout.parse(layout), doubled()[0][:7]))
+    found = hocket.fit(task(batch=7), layout=layout, engine="threads", progress=False, steps=5)
+    assert (found.steps, found.bytes_sent) == (5, 5 * told)
+    assert (pieces("1f1b", 2, 0, 7, 2), pieces("1f1b", 2, 0, 1, 2)) == (3, 1)
+
+
+@pytest.mark.parametrize(("layout", "notes"), [("pipeline=2", 1), ("pipeline=2,schedule=naive", 0), ("tensor=2", 0)])
+def test_who_splits_batches_of_batch_norm_is_told(layout: str, notes: int) -> None:
+    training = prepare(RunSpec("", engine="threads", layout=layout), task())
+    assert [note[:36] for note in training.notes] == ["BatchNorm goes by each micro-batch, "] * notes
 
 
 def test_a_run_goes_on_with_other_stages(tmp_path: Any) -> None:
@@ -125,6 +170,18 @@ def test_a_run_goes_on_with_other_stages(tmp_path: Any) -> None:
         tmp_path / "run", epochs=2, layout="pipeline=2,tensor=2,schedule=naive", workers=4, progress=False
     )
     assert_same(again, fit("", workers=1))
+
+
+def attending() -> nn.Module:
+    block = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(5, 8), nn.Unflatten(1, (2, 4)), block, nn.Flatten(), nn.Linear(8, 3)).double()
+
+
+def test_simulated_ranks_with_shares_of_stages() -> None:
+    """They count the operations of their layers in turns, in the middle of each other's."""
+    common: dict[str, Any] = {"engine": "sim", "progress": False, "epochs": 1}
+    found = hocket.fit(task(model=attending), layout="pipeline=2,tensor=2,data=2,microbatches=3", **common)
+    assert_same(found, hocket.fit(task(model=attending), workers=2, **common))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -61,6 +61,15 @@ def share(kernel: Any, x: np.ndarray, method: Any = "hogwild", workers: int = 1,
     return MappedVector.create(sharing, torch.from_numpy(x))
 
 
+def run_epoch_of(workers: list[Any], vector: MappedVector, order: np.ndarray, lr: float) -> None:
+    """An epoch in threads. Each worker has a number of its own: one that two threads use counts staleness below 0."""
+    threads = [Thread(target=w.run_epoch, args=(vector.seen_by(i), order, lr)) for i, w in enumerate(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def parameters(vector: MappedVector) -> np.ndarray:
     out = torch.empty(vector.sharing.dim)
     vector.snapshot(out)
@@ -216,11 +225,7 @@ def test_workers_share_an_epoch_and_stop_when_told() -> None:
     assert kernel is not None
     vector = share(kernel, np.zeros(kernel.dim, np.float32), "leashed", workers=2)
     workers = [kernel.worker(w, 3) for w in range(2)]
-    threads = [Thread(target=w.run_epoch, args=(vector, np.arange(2_000), 0.1)) for w in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_epoch_of(workers, vector, np.arange(2_000), 0.1)
     assert sum(int(w.log.samples.sum()) for w in workers) == 2_000
     assert vector.statistics().updates == 667
 
@@ -253,11 +258,7 @@ def train(given: Task, workers: int = 2) -> float:
         vector.control[NEXT] = 0
         order = np.random.default_rng(epoch).permutation(kernel.samples)
         lr = given.lr * given.lr_decay**epoch
-        threads = [Thread(target=worker.run_epoch, args=(vector, order, lr)) for worker in crew]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_epoch_of(crew, vector, order, lr)
     with torch.no_grad():
         model.x.copy_(torch.from_numpy(parameters(vector)))
         inputs, targets = test_set.take(torch.arange(len(test_set)))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -255,6 +256,8 @@ class TestPlan:
     def test_a_goal(self) -> None:
         assert Goal(0.5).reached(0.5) and not Goal(0.5).reached(0.49)
         assert Goal(0.5, lower_is_better=True).reached(0.5) and not Goal(0.5, lower_is_better=True).reached(0.51)
+        right = float(torch.tensor([1.0] * 342 + [0.0] * 18).mean())
+        assert right < 0.95 and Goal(0.95).reached(right), "342 of 360 are 0.95, whatever 32 bits make of it"
         assert not any(Goal.never().reached(metric) for metric in (1e300, math.inf, math.nan))
 
     def test_counts_the_steps_of_the_whole_run(self) -> None:
@@ -271,6 +274,18 @@ def test_every_setting_is_a_flag_a_key_and_an_argument() -> None:
     assert set(inspect.signature(cli.compare).parameters) >= names
     assert set(inspect.signature(hocket.fit).parameters) == names | {"task", "out", "force", "progress"}
     assert all(f"    {name}: " in (hocket.fit.__doc__ or "") for name in names)
+
+
+_PARENT = "from hocket.run.train import prepare; prepare(RunSpec('digits', engine='mpi', workers=2))"
+_RANK = "import hocket.engines.processes, hocket.engines.one_host, hocket.run.rank"
+
+
+@pytest.mark.parametrize(("code", "unwanted"), [(_PARENT, {"numba"}), (_RANK, set())])
+def test_what_takes_long_to_import_is_not_where_nobody_needs_it(code: str, unwanted: set[str]) -> None:
+    """Of start-up, most is imports."""
+    unwanted |= {"torch._dynamo", "sklearn"}
+    asked = f"import sys; from hocket.run.spec import RunSpec; {code}; print(*({unwanted} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", asked], timeout=60, text=True).strip() == ""
 
 
 def test_a_spec_is_read_without_pytorch() -> None:

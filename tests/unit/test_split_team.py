@@ -10,6 +10,7 @@ import pytest
 import torch
 from splitting import apart
 from test_layouts import doubled, perceptron
+from test_tensor_layout import DropsItself
 from tiny import on_threads
 from torch import Tensor
 from torch.nn import functional as F
@@ -119,6 +120,19 @@ def test_judging_a_split_model_of_several() -> None:
     assert (result.workers, result.layout, len(result.per_worker)) == (4, "data=2,tensor=2", 2)
     assert result.parameters == 2 * sum(p.numel() for p in start[0].parameters())
     assert_same(result.state, of_whole.state)
+
+
+def test_a_model_that_draws_itself_is_refused_when_it_is_called_to_learn() -> None:
+    def main(rank: Rank) -> str:
+        with hocket.join(layout="tensor=2") as team:
+            model = DropsItself()
+            model, _ = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            model.eval()(doubled()[0].float())
+            with pytest.raises(UserError, match="the model draws random numbers itself"):
+                model.train()(doubled()[0].float())
+        return "refused"
+
+    assert on_threads(main, 2) == ["refused"] * 2
 
 
 @pytest.mark.parametrize("kind", [1.0, 2.0, float("inf")])

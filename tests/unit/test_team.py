@@ -152,9 +152,9 @@ class TestScheduler:
                 optimizer.step()
         return model.weight.detach()
 
-    def train(self, before: bool) -> tuple[Tensor, list[float]]:
+    def train(self, before: bool, strategy: str = "allreduce") -> tuple[Tensor, list[float]]:
         rates = []
-        with hocket.join() as team:
+        with hocket.join(strategy) as team:
             model = linear()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             if before:
@@ -182,6 +182,18 @@ class TestScheduler:
             weight, rates = self.train(before)
         assert rates == [0.05, 0.025, 0.0125]
         torch.testing.assert_close(weight, self.plain())
+
+    def test_steps_that_a_server_takes_count_for_it(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (_, rates), _ = on_sim(lambda _: self.served(), 2)
+        assert rates == [0.05, 0.025, 0.0125]
+
+    def served(self) -> tuple[Tensor, list[float]]:
+        try:
+            return self.train(True, "server:mode=async")
+        except SystemExit:  # the server's script ends inside `prepare`
+            return torch.empty(0), []
 
 
 class TestPrepare:

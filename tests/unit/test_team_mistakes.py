@@ -144,6 +144,30 @@ def test_wrong_arguments_are_said_in_one_line(call: Callable[..., Any], line: st
         assert "\n" not in str(said.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "compress", "line"),
+    [
+        ("local-sgd:every=3", "none", "strategy is local-sgd:every=3 with topk:ratio=0.2+int8, here it is"),
+        ("local-sgd", "none", "here it is local-sgd;"),
+        ("local-sgd:every=3", "topk:0.1", "here it is local-sgd:every=3 with topk:ratio=0.1;"),
+    ],
+)
+def test_a_checkpoint_of_another_strategy_is_refused_in_the_users_words(
+    tmp_path: Any, text: str, compress: str, line: str
+) -> None:
+    def train(text: str, compress: str, what: str) -> None:
+        with hocket.join(text, compress=compress) as team:
+            model = net()
+            team.prepare(model, sgd(model))
+            getattr(team, what)(tmp_path / "saved")
+
+    train("local-sgd:every=3", "topk:0.2+int8", "save")
+    train("local-sgd: every=3, momentum=keep", "topk:ratio=0.2+int8", "load")
+    with pytest.raises(hocket.UserError) as said:
+        train(text, compress, "load")
+    assert line in str(said.value)
+
+
 def test_a_damaged_checkpoint_is_a_users_mistake_on_every_rank(tmp_path: Any) -> None:
     (tmp_path / "saved").write_bytes(b"no checkpoint")
 

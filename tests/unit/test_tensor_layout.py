@@ -10,13 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from splitting import apart, assert_alike, counted, loss_of, split_gradient
-from tiny import on_threads
+from tiny import on_threads, three_classes
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import hocket
 from hocket.core.comm import Rank
 from hocket.core.errors import UserError
-from hocket.layouts.dropout import drop_alike
+from hocket.layouts.dropout import check_dropout, drop_alike
+from hocket.layouts.mesh import Layout
 from hocket.layouts.split import ByHeads, ByInputs, ByOutputs, Split
+from hocket.layouts.survey import check
 from hocket.layouts.tensor import split
 from hocket.measure.meter import Metered
 
@@ -210,6 +214,25 @@ def test_who_reads_the_weights_of_a_split_layer_is_told() -> None:
         own[0].weight  # type: ignore[index]  # noqa: B018
 
 
+def test_who_reads_the_weights_is_told_before_anything_starts() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.layer.weight)
+
+    with pytest.raises(UserError, match=r"^layer is split over ranks, but the model reads its weight itself"):
+        check(Reads(), Layout.parse("tensor=2"), torch.zeros(4, 5))
+
+
+def test_a_model_without_anything_to_split_is_refused() -> None:
+    model = nn.Sequential(nn.LSTM(5, 3), nn.Tanh())
+    with pytest.raises(UserError, match=r"tensor=2: nothing in the model can be split: it has LSTM, .* use data=2"):
+        check(model, Layout.parse("tensor=2"), torch.zeros(4, 5))
+
+
 def test_dropout_drops_the_same_everywhere() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6)).double()
     outputs, gradient, *_ = split_gradient(model, torch.randn(5, 6).double(), 3, "tensor=3")
@@ -221,4 +244,46 @@ def test_dropout_drops_the_same_everywhere() -> None:
 
 def test_other_dropout_is_refused() -> None:
     with pytest.raises(UserError, match=r"0 \(Dropout2d\) draws other numbers on every rank of a split model"):
-        drop_alike(nn.Sequential(nn.Dropout2d(0.5)), 0)
+        check_dropout(nn.Sequential(nn.Dropout2d(0.5)))
+
+
+class DropsItself(nn.Module):
+    """As models with a forward of their own often do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(F.dropout(self.first(x), 0.5, self.training))
+        return y
+
+
+def test_a_model_that_draws_itself_is_refused() -> None:
+    """Its ranks would drop other things, and come apart without a word."""
+    made = hocket.Task(model=DropsItself, data=(three_classes(),) * 2, batch=8, lr=0.05)
+    with pytest.raises(UserError, match=r"the model draws random numbers itself \(bernoulli_\), .*; use nn.Dropout"):
+        hocket.fit(made, layout="tensor=2", engine="threads", progress=False)
+
+
+class Attends(nn.Module):
+    """With dropout of both kinds, and layers that are asked what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(9, 12), nn.TransformerEncoderLayer(12, 3, 8, dropout=0.4)
+        self.picture, self.out = nn.Conv2d(1, 4, 1, groups=1), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(self.words(x) * self.words.embedding_dim**0.5)
+        hidden = self.picture(hidden[:, None]).sum(1) / (self.picture.out_channels * self.layer.self_attn.num_heads)
+        y: Tensor = self.out(hidden).sum(1) / self.out.in_features
+        return y
+
+
+def test_attention_drops_in_its_own_heads_and_the_rest_alike() -> None:
+    x = torch.arange(8).view(2, 4)
+    outputs, *_ = split_gradient(Attends().double(), x, 2, "tensor=2")
+    assert torch.equal(*outputs)
+    check(Attends(), Layout.parse("tensor=2"), x)
+    assert_alike(Attends().double().eval(), x, 2, "tensor=2")

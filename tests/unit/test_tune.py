@@ -118,8 +118,9 @@ class TestHalving:
 
     def test_a_budget_that_ends_before_full_length_is_pointed_out(self, tuned: Tuning) -> None:
         poor = dataclasses.replace(tuned, budget=1.0)
-        assert poor.doubts() == " (no trial had more than 17% of the full length; --budget 6 would do)"
+        assert poor.doubts() == " (no trial had more than 16.7% of the full length; --budget 6 would do)"
         assert not dataclasses.replace(tuned, budget=6.0).doubts()
+        assert "more than 0.0167% of the full" in dataclasses.replace(tuned, budget=0.001).doubts()
 
     def test_it_costs_what_it_may(self, tuned: Tuning) -> None:
         whole = 8 * 48

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hocket.app.display import choose
 from hocket.app.options import takes_keywords
 from hocket.core.comm import Comm
 from hocket.core.errors import CommError, DeadlineExceeded, RankFailed, UserError
 from hocket.core.message import Message
+from hocket.core.registry import convert
 from hocket.drivers.joining import join
 from hocket.drivers.team import Team
 from hocket.lab.compare import plan as plan_comparison
@@ -32,7 +33,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-@takes_keywords
+T = TypeVar("T")
+
+
+@takes_keywords("train")
 def fit(
     task: str | Task,
     *,
@@ -50,14 +54,14 @@ def fit(
     return train(spec, own, out=Path(out) if out else None, force=force, display=choose(quiet=not progress))
 
 
-@takes_keywords
+@takes_keywords("compare")
 def compare(
     task: str | Task,
-    strategies: Sequence[str],
+    strategies: str | Sequence[str],
     *,
     workers: int | Sequence[int] = 2,
     seeds: int = 3,
-    tune: Sequence[str] = (),
+    tune: str | Sequence[str] = (),
     budget: float = BUDGET,
     out: str | Path | None = None,
     force: bool = False,
@@ -70,18 +74,25 @@ def compare(
     may cost it, in trainings of full length. Without `out` nothing is written.
     """
     spec, own = _spec(task, settings)
-    counts = [workers] if isinstance(workers, int) else workers
-    comparison = plan_comparison(spec, strategies, counts, seeds, tune, budget, own)
+    comparison = plan_comparison(
+        spec,
+        _several(strategies, str, "strategies"),
+        _several(workers, int, "workers"),
+        convert(seeds, int, "seeds"),
+        _several(tune, str, "tune"),
+        convert(budget, float, "budget"),
+        own,
+    )
     display = choose(quiet=not progress)
     for warning in comparison.warnings():
         display.note(warning)
     return comparison.run(Path(out) if out else None, force, display)
 
 
-@takes_keywords
+@takes_keywords("tune")
 def tune(
     task: str | Task,
-    tune: Sequence[str] = ("lr",),
+    tune: str | Sequence[str] = ("lr",),
     *,
     budget: float = BUDGET,
     out: str | Path | None = None,
@@ -95,7 +106,14 @@ def tune(
     length. Without `out` nothing is written.
     """
     spec, own = _spec(task, settings)
-    return plan_tuning(spec, tune, budget, own).run(Path(out) if out else None, force, choose(quiet=not progress))
+    tuning = plan_tuning(spec, _several(tune, str, "tune"), convert(budget, float, "budget"), own)
+    return tuning.run(Path(out) if out else None, force, choose(quiet=not progress))
+
+
+def _several(given: Any, kind: type[T], what: str) -> list[T]:
+    """What may be given alone or as a sequence, each of that kind."""
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    return [convert(one, kind, what) for one in (given if several else [given])]
 
 
 def _spec(task: str | Task, settings: dict[str, Any]) -> tuple[RunSpec, Task | None]:
@@ -113,7 +131,7 @@ def _task(task: Any) -> Task:
     return task
 
 
-@takes_keywords
+@takes_keywords("train")
 def resume(run: str | Path, *, task: Task | None = None, progress: bool = True, **settings: Any) -> Result:
     """Go on with the run in the folder `run` from its newest checkpoint, with some of `fit`'s settings changed.
 

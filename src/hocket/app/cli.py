@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -35,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_ASKED_S = time.monotonic()  # when a command was given, but for Python's own start
 _OPTIONS: dict[str, Any] = {"show_default": False}
 # The base of all of Typer's complaints about a command line, wherever this version of Typer keeps it.
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -174,9 +176,8 @@ def train(
     with _display(as_json) as display:
         training = prepare(collected(words or [], settings, spec))
         if out is None and training.is_root:
-            names = (_short(training.plan.task), training.plan.made_strategy.name)
-            out, force = new_folder("-".join(names)), True
-        result = training.run(out, force=force, display=display)
+            out, force = new_folder(f"{_short(training.plan.task)}-{training.plan.made_strategy.name}"), True
+        result = training.run(out, force=force, display=display, asked_s=_ASKED_S)
     if training.is_root and not as_json:
         from hocket.app.summary import summary
 
@@ -249,7 +250,7 @@ def compare(
         raise UserError(f"--workers must be numbers such as 1,2,4; got {workers!r}") from None
     real = sys.stdout
     with redirect_stdout(sys.stderr if as_json else real):
-        asked = collected(words or [], settings, spec)
+        asked = collected(words or [], settings, spec, without=("strategy", "workers"))
         comparison = plan(asked, strategy, counts, seeds, tune or [], BUDGET if budget is None else budget)
         display = choose(quiet=as_json)
         for warning in comparison.warnings():

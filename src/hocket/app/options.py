@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -45,20 +45,25 @@ def _flag(name: str) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
-def takes_keywords(function: F) -> F:
-    """Show the settings in the signature of a Python function that has `**settings`, and what they mean in its help."""
-    own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
-    known = [declared for name, declared in settings().items() if name not in {p.name for p in own}]
-    defaults = RunSpec("")
-    keywords = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=getattr(defaults, f.name), annotation=type_of(f))
-        for f in known
-    ]
-    first = [p for p in own if p.kind != p.KEYWORD_ONLY]
-    _describe(function, [*first, *keywords, *(p for p in own if p.kind == p.KEYWORD_ONLY)])
-    lines = [f"    {f.name}: {f.metadata['help'].partition(' [')[0]}" for f in known if f.metadata["help"]]
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n" + "\n".join(lines) + "\n"
-    return function
+def takes_keywords(command: Command) -> Callable[[F], F]:
+    """Show the settings that the command takes in the signature of a Python function that has `**settings`, and what
+    they mean in its help."""
+
+    def extend(function: F) -> F:
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
+        known = [declared for name, declared in settings(command).items() if name not in {p.name for p in own}]
+        defaults = RunSpec("")
+        keywords = [
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=getattr(defaults, f.name), annotation=type_of(f))
+            for f in known
+        ]
+        first = [p for p in own if p.kind != p.KEYWORD_ONLY]
+        _describe(function, [*first, *keywords, *(p for p in own if p.kind == p.KEYWORD_ONLY)])
+        lines = [f"    {f.name}: {f.metadata['help'].partition(' [')[0]}" for f in known if f.metadata["help"]]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n" + "\n".join(lines) + "\n"
+        return function
+
+    return extend
 
 
 def _describe(function: Any, parameters: list[Parameter]) -> None:
@@ -68,9 +73,10 @@ def _describe(function: Any, parameters: list[Parameter]) -> None:
     function.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": returns}
 
 
-def collected(words: list[str], flags: Mapping[str, Any], spec: Path | None) -> RunSpec:
-    """A spec from the words of a command line: a file's settings, flags over them, and KEY=VALUE over both."""
-    values = read_toml(spec) if spec else {}
+def collected(words: list[str], flags: Mapping[str, Any], spec: Path | None, without: Collection[str] = ()) -> RunSpec:
+    """A spec from the words of a command line: a file's settings, `without` some of them, flags over them, and
+    KEY=VALUE over both."""
+    values = {key: value for key, value in (read_toml(spec) if spec else {}).items() if key not in without}
     given = {name: value for name, value in flags.items() if value is not None}
     for name, value in given.items():
         if isinstance(value, list):  # a table, given entry by entry

@@ -25,6 +25,7 @@ def summary(result: Result) -> None:
     rows = [
         ("verdict", _verdict(result)),
         ("time", time),
+        ("start-up", number(result.startup_seconds, ".1f") + " s, outside that time"),
         ("engine", f"{result.engine}, {result.driver}"),
         ("samples/s", number(result.samples_per_s, ",.0f"))
         if result.words_per_s is None

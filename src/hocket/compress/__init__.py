@@ -1,7 +1,7 @@
 """How a gradient or a model shrinks on the wire. Importing this fills the registry."""
 
 from hocket.compress import casts, dgc, powersgd, quantized, signs, sparsified
-from hocket.compress.scheme import Compressor, Identity, compressor, make
+from hocket.compress.scheme import Compressor, Identity, compressor, make, text_of
 
 __all__ = [
     "Compressor",
@@ -14,4 +14,5 @@ __all__ = [
     "quantized",
     "signs",
     "sparsified",
+    "text_of",
 ]

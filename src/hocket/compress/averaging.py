@@ -50,10 +50,11 @@ class CompressedMeans:
 
     def _momentum(self) -> float:
         """What moves from the optimizer into the memory of a compressor that holds it, so that it counts once."""
-        if self._memory.scheme.takes_momentum:
-            for group in self._optimizer.param_groups:
-                if group.get("momentum"):
-                    self._memory.counts.momentum, group["momentum"] = group["momentum"], 0.0
+        groups = self._optimizer.param_groups
+        if self._memory.scheme.takes_momentum and _has_plain_momentum(self._optimizer):
+            self._memory.counts.momentum = groups[0]["momentum"]
+            for group in groups:
+                group["momentum"] = 0.0
         return float(self._memory.counts.momentum)
 
     def _anchor(self, size: int) -> Tensor:
@@ -150,6 +151,15 @@ class CompressedMeans:
             return found
         generator = torch.Generator().manual_seed(stream(0, f"powersgd/{name}", i))
         return torch.randn(layer.shape[1], rank, generator=generator).to(layer.device, layer.dtype)
+
+
+def _has_plain_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's velocity is a sum of gradients and nothing else, faded by one number."""
+    groups = optimizer.param_groups
+    if not isinstance(optimizer, torch.optim.SGD) or len({group["momentum"] for group in groups}) > 1:
+        return False
+    others = ("nesterov", "dampening", "weight_decay")
+    return bool(groups[0]["momentum"]) and not any(group[name] for group in groups for name in others)
 
 
 def _mean_of(tensors: list[Tensor], all_reduce: Reduce) -> list[Tensor]:

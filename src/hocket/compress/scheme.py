@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hocket.core.errors import UserError
-from hocket.core.registry import Registry
+from hocket.core.registry import Registry, described
 
 Vectors = dict[str, Tensor]
 """What a rank remembers from one vector to the next, by name: a compressor itself remembers nothing."""
@@ -107,8 +107,14 @@ class Biased(Compressor):
     """What is left of the error memory at each step; SparseLoCo has 0.95."""
 
     def check(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise UserError(f"compressor {self.name}: decay must be greater than 0 and at most 1, got {self.decay:g}")
+        check_memory(self)
+
+
+def check_memory(scheme: Compressor) -> None:
+    if not 0 < scheme.decay <= 1:
+        raise UserError(f"compressor {scheme.name}: decay must be greater than 0 and at most 1, got {scheme.decay:g}")
+    if scheme.decay < 1 and scheme.feedback == "off":
+        raise UserError(f"compressor {scheme.name}: with feedback=off there is no memory to fade; leave decay out")
 
 
 compressor: Registry[Compressor] = Registry("compressor", "compressors")
@@ -141,8 +147,19 @@ def make(text: str) -> Compressor:
             )
         if link.travels != "scattered" or isinstance(link, Identity):
             raise UserError(f"--compress {text}: {link.name} cannot encode chosen values; use qsgd, int8, fp16 ...")
+        if (link.feedback, link.decay) != (type(link).feedback, type(link).decay):
+            raise UserError(
+                f"--compress {text}: what {link.name} loses is in {made.name}'s memory; give feedback and decay to that"
+            )
         made = dataclasses.replace(made, values=link)  # type: ignore[type-var]
     return made
+
+
+def text_of(made: Compressor) -> str:
+    """As `make` takes it."""
+    chained = getattr(made, "values", made)
+    is_chain = chained is not made and chained.name in compressor
+    return f"{described(made)}+{described(chained)}" if is_chain else described(made)
 
 
 def _link(text: str) -> Compressor:

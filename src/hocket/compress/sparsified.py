@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.compress import indices
 from hocket.compress.casts import Half
-from hocket.compress.scheme import Biased, Compressor, array, as_bytes, compressor, floats
+from hocket.compress.scheme import Biased, Compressor, array, as_bytes, check_memory, compressor, floats
 from hocket.core.errors import UserError
 from hocket.core.registry import filled_in
 
@@ -154,6 +154,7 @@ class RandomK(Compressor):
         return self.ratio
 
     def check(self) -> None:
+        check_memory(self)
         check_ratio(self, self.ratio)
 
     def size(self, n: int) -> int | None:

@@ -48,6 +48,9 @@ class Registry(Generic[T]):
         place, colon, own = name.rpartition(":")
         if colon and self.find is not None:
             return self.find(place, own)
+        known, *rest = re.split("[,= ]", name, maxsplit=1)
+        if rest and known in self._classes:
+            raise UserError(f"no {self.kind} is called {shown(name)}; options follow a colon: {known}:{rest[0]}")
         raise UserError(unknown(self.kind, name, self))
 
     def make(self, text: str) -> T:
@@ -85,6 +88,13 @@ def filled_in(default: Any) -> Any:
 def options(cls: type[Any]) -> list[dataclasses.Field[Any]]:
     """The fields that a user may set."""
     return [f for f in dataclasses.fields(cls) if f.init and "filled_in" not in f.metadata]
+
+
+def described(made: Any) -> str:
+    """The shortest text that makes it: its name, and the options that are not at their defaults."""
+    chosen = ((o.name, getattr(made, o.name), o.default) for o in options(type(made)))
+    text = ",".join(f"{name}={value}" for name, value, default in chosen if value != default)
+    return f"{made.name}:{text}" if text else str(made.name)
 
 
 def parse_options(cls: type[Any], owner: str, text: str) -> dict[str, Any]:

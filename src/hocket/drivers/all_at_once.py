@@ -198,6 +198,7 @@ class AllAtOnce:
         self._real = RealClock()
         self._strategy = self._plan.made_strategy.worker(worker)
         next(self._strategy)
+        self._rank.tell("begun", {}, b"")
         for step in range(self._plan.steps):
             if step and step % self._stride == 0 and self._look(final=False):
                 break

@@ -42,6 +42,7 @@ class CompiledReplicas(Compiled):
         for i, thread in enumerate(self._threads):
             for name, vector in thread.kept().items():
                 worker.keep(f"{name}/{i}", vector)
+        course.rank.brake.passed(1)
         course.begin(schedule)
         sharing = self._strategy.compiled_sharing(self._kernel.dim, 1)
         assert sharing is not None, "the strategy has compiled threads"

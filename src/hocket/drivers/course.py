@@ -94,6 +94,8 @@ class Course:
         self._real = RealClock()
         self._saved_at_s = self._real.now()
         session.start()
+        if self.rank.comm.rank == 0:
+            self.rank.tell("begun", {}, b"")
         return self._go_on() if self.plan.resume else None
 
     def _go_on(self) -> dict[str, Any]:
@@ -116,10 +118,11 @@ class Course:
         path, here = Path(self.plan.resume), self._about(0)
         found = read(path)
         check(path, found.about, here)
+        fitting = for_workers(path, found, here)
         if found.about["workers"] != here["workers"]:
             note = f"{path.name} was saved by {found.about['workers']} workers; {here['workers']} go on, all alike"
             self.rank.tell("note", {"line": note}, b"")
-        return for_workers(path, found, here)
+        return fitting
 
     def train_on(self, epoch: int, step: int, share: int) -> None:
         """One gradient on this share of a step of an epoch, and what the strategy makes of it."""

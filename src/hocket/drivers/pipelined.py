@@ -34,15 +34,17 @@ class Pipelined:
     """It charges the clock itself, micro-batch by micro-batch."""
 
     def __init__(
-        self, plan: Plan, task: Task, placed: Placed, train: SampleSet, comm: Sometimes, within: Sometimes, clock: Clock
-    ) -> None:
+        self, plan: Plan, task: Task, placed: Placed, train: SampleSet, comm: Sometimes, within: Sometimes,
+        clock: Clock, least: int,
+    ) -> None:  # fmt: skip
+        """`least` is how many samples a micro-batch must have."""
         self.replica = placed.replica
         self.portion: Portion = placed.portion
         self.train: Source = train
         self._task, self._layout, self._batch, self._autocast = task, plan.made_layout, plan.batch, plan.autocasts
         self._comm, self._within, self._clock = comm, within, clock
         self._module, self._device = self.replica.model, self.replica.x.device
-        self._stage, self._last = comm.rank, comm.size - 1
+        self._stage, self._last, self._least = comm.rank, comm.size - 1, least
         self.spans: Spans = unseen
         self.in_flight = 0
         """Micro-batches that were on their way at once in this stage, at the most."""
@@ -68,7 +70,8 @@ class Pipelined:
 
     def _step(self, index: Tensor) -> Tensor:
         layout, began = self._layout, self._clock.now()
-        parts = index.tensor_split(pieces(layout.schedule, layout.pipeline, layout.microbatches, len(index)))
+        count = pieces(layout.schedule, layout.pipeline, layout.microbatches, len(index), self._least)
+        parts = index.tensor_split(count)
         flying: dict[int, tuple[Tensor, Tensor]] = {}
         sent: list[Request] = []
         loss = torch.zeros((), device=self._device)

@@ -112,6 +112,7 @@ class Prepared:
                 session.rank.clock.charge(1.0)
             self._draw_gradient()
             if not self._overflowed():
+                optimizer._opt_called = True  # type: ignore[attr-defined] # what a scheduler goes by; servers may step
                 self._step()
             self._stepped_s = session.rank.clock.now()
             return loss[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hocket.core.clock import RealClock
 from hocket.core.comm import Rank
@@ -17,8 +18,10 @@ from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
 from hocket.drivers.session import Session
 from hocket.layouts.blueprint import Blueprint, CannotRecord, blueprint_of
+from hocket.layouts.dropout import watch_for_drawing
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.layouts.microbatches import pieces
+from hocket.layouts.pipeline import least_samples
 from hocket.layouts.placing import Placed, place
 from hocket.measure.sometimes import Sometimes
 from hocket.optim import ELEMENTWISE
@@ -33,6 +36,15 @@ def check_layout(layout: Layout, chosen: Strategy) -> None:
             f"strategy {chosen.name}: the parts of a split model take their steps together, without servers and "
             f"shared memory; leave the layout out, or use a strategy such as allreduce, local-sgd or diloco"
         )
+
+
+def norms_apart(plan: Plan, model: nn.Module) -> str:
+    """A line for the user, where a pipeline changes what BatchNorm computes."""
+    layout = plan.made_layout
+    several = layout.pipeline > 1 and pieces(layout.schedule, layout.pipeline, layout.microbatches, plan.batch) > 1
+    if not several or not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return ""
+    return "BatchNorm goes by each micro-batch, not by the whole batch; schedule=naive has one process's numbers"
 
 
 def seat(rank: Rank, mesh: Mesh) -> Rank:
@@ -82,10 +94,10 @@ def _model(rank: Rank, plan: Plan, task: Task) -> nn.Module | Blueprint:
         return make()
 
 
-def _tried(plan: Plan, train: SampleSet) -> Any:
+def _tried(plan: Plan, train: SampleSet, least: int) -> Any:
     """What the layers of a pipeline are measured with: a micro-batch."""
     layout, samples = plan.made_layout, min(plan.batch, len(train))
-    count = pieces(layout.schedule, layout.pipeline, layout.microbatches, samples)
+    count = pieces(layout.schedule, layout.pipeline, layout.microbatches, samples, least)
     return train.take(torch.arange(-(-samples // count)))[0]
 
 
@@ -97,11 +109,13 @@ def split_gradients(
     with clock.paused(), comm.uncounted():
         model = _model(session.rank, plan, task)
         mesh.everyone.barrier()  # measuring layers may draw random numbers, and threads share one generator
-        placed = place(model, mesh, comm, device, _tried(plan, train), timed=isinstance(clock, RealClock))
+        least = least_samples(model.model if isinstance(model, Blueprint) else model)
+        tried = _tried(plan, train, least)
+        placed = place(model, mesh, comm, device, tried, timed=isinstance(clock, RealClock))
     if mesh.layout.pipeline == 1:
         return SplitModel(plan, task, placed, train, comm)
     between = Sometimes(session.beside(mesh.stages), mesh.stages)
-    return Pipelined(plan, task, placed, train, between, comm, clock)
+    return Pipelined(plan, task, placed, train, between, comm, clock, least)
 
 
 def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer: torch.optim.Optimizer) -> Placed:
@@ -110,7 +124,7 @@ def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer:
         raise UserError("a pipeline takes its batches apart, which a loop of your own cannot; use hocket.fit for it")
     if optimizer.state:
         raise UserError("the optimizer has taken steps on the whole model; make a new one, and prepare it first")
-    if type(optimizer) not in ELEMENTWISE.values():
+    if mesh.layout.shares_layers and type(optimizer) not in ELEMENTWISE.values():
         name = type(optimizer).__name__
         raise UserError(f"optimizer {name} may look at whole layers, and a layout splits them; use SGD or Adam")
     names = {id(p): name for name, p in model.named_parameters()}
@@ -119,5 +133,6 @@ def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer:
     own = dict(zip(map(placed.portion.name_of, placed.replica.names), placed.replica.parameters, strict=True))
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [own[name] for name in wanted]
+    watch_for_drawing(placed.replica.model)
     placed.portion.optimized = [name for wanted in groups for name in wanted]
     return placed

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hocket.compress import Compressor, Identity
+from hocket.compress import Compressor, Identity, text_of
 from hocket.core.comm import Comm, Counter, Rank
 from hocket.core.errors import CommError, UserError, shown
+from hocket.core.registry import described
 from hocket.core.replica import Replica
 from hocket.core.seeds import seed_everything, stream
 from hocket.drivers import checkpoint
@@ -320,9 +321,9 @@ class Team(Talk):
         servers, several = self._strategy.server_ranks(), len(self._prepared) > 1
         names = [type(one.optimizer).__name__ for one in self._prepared]
         counts = [one.portion.parameters for one in self._prepared]
-        strategy = repr(self._strategy)
+        strategy = described(self._strategy)
         if not isinstance(self._compressor, Identity):
-            strategy += f" with {self._compressor}"
+            strategy += f" with {text_of(self._compressor)}"
         known = {"strategy": strategy, "workers": self.size, "servers": servers}
         marks = "+".join(one.portion.fingerprint() for one in self._prepared)
         one_or_all = {"optimizer": names, "parameters": counts} if several else {}

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +26,7 @@ from hocket.engines.first_meeting import limited
 from hocket.engines.guard import remove_own_segments, wake_in_time
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
+from hocket.engines.mpi_launcher import BESIDE, check_shared_memory, find, is_mpich, is_open_mpi, slots
 from hocket.engines.processes import run_joined
 from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment, start_limit
 
@@ -70,11 +65,8 @@ class Mpi(Engine):
     def check(self, size: int) -> None:
         if self.starts_processes():
             check_binding(self.bind, 0 if self.hosts else size)
-            launcher = self.launcher()
-            try:
-                _version(launcher)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise UserError(f"engine mpi: cannot start {launcher}: {error}; name another with --mpiexec") from None
+            if is_mpich(self.launcher()) and not self.hosts:
+                check_shared_memory(size)
 
     def starts_processes(self) -> bool:
         return not inside_mpi()
@@ -95,7 +87,7 @@ class Mpi(Engine):
         if self._needs_no_launcher(launcher):
             return supervisor.run_ranks(env, [{} for _ in range(size)], pmi=True)
         command = [launcher, "-n", str(size)]
-        if _is_open_mpi(launcher):
+        if is_open_mpi(launcher):
             command += ["--oversubscribe", "--bind-to", "none"]
             command += ["--allow-run-as-root"] if os.getuid() == 0 else []
             command += ["--host", self.hosts] if self.hosts else []
@@ -104,37 +96,13 @@ class Mpi(Engine):
             command += ["-hosts", self.hosts] if self.hosts else []
         return supervisor.run_launcher(env, command + STARTED)
 
+    def launcher(self) -> str:
+        return find(self.mpiexec)
+
     def _needs_no_launcher(self, launcher: str) -> bool:
         """On one machine, with the MPICH beside this Python, we start the ranks ourselves (see `pmi`)."""
         chosen = self.hosts or self.mpiexec or os.environ.get("HOCKET_MPIEXEC")
-        return not chosen and launcher == str(_BESIDE) and "HYDRA" in _version(launcher)
-
-    def launcher(self) -> str:
-        chosen = self.mpiexec or os.environ.get("HOCKET_MPIEXEC", "")
-        found = shutil.which(chosen) if chosen else str(_BESIDE) if _BESIDE.exists() else shutil.which("mpiexec")
-        if found is None:
-            raise UserError(
-                f"engine mpi: cannot find {chosen or 'mpiexec'}, or may not run it; install one with "
-                f"'pip install mpich', name one with --mpiexec, or use --engine threads"
-            )
-        if not _LAUNCHER.search(_version(found)):
-            raise UserError(f"engine mpi: {found} is no MPI launcher; name one with --mpiexec, like /usr/bin/mpiexec")
-        return found
-
-
-_BESIDE = Path(sys.executable).parent / "mpiexec"
-_LAUNCHER = re.compile(r"\bMPI\b|HYDRA|OpenRTE|PRRTE|mpiexec|slurm", re.IGNORECASE)
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?")  # a leading dash would reach ssh as an option
-
-
-def slots(hosts: str) -> int:
-    """How many ranks `a:4,b:4` has room for."""
-    total = 0
-    for host in filter(None, hosts.split(",")):
-        if not _HOST.fullmatch(host):
-            raise UserError(f"hosts: cannot read {host!r}; write machines and their slots like a:4,b:4")
-        total += int(host.partition(":")[2] or 1)
-    return total
+        return not chosen and launcher == str(BESIDE) and is_mpich(launcher)
 
 
 def available() -> str | None:
@@ -148,27 +116,6 @@ def available() -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-@cache
-def _version(launcher: str) -> str:
-    """What the launcher says of itself; nothing if it cannot be asked."""
-    try:
-        done = subprocess.run(
-            [launcher, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
-
-
-def _is_open_mpi(launcher: str) -> bool:
-    return any(name in _version(launcher) for name in ("Open MPI", "OpenRTE", "open-mpi", "PRRTE"))
 
 
 def _mpi() -> Any:
@@ -189,6 +136,9 @@ def connect(deadline: float) -> Comm:
         with limited(launched_rank(), size, start_limit(size, deadline)):
             _mpi()
     comm = MpiComm(_mpi().COMM_WORLD, deadline, [])
+    if size:  # no guard sees to what is left should they be killed
+        comm.barrier()  # all have mapped what MPICH shares among the ranks of a host; it needs its name no more
+        remove_own_segments()
     return by_host(comm, deadline, lambda x: False, comm.help_along)
 
 

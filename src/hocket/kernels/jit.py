@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache
 
 _FOLDER = Path(__file__).parent
 
@@ -82,12 +83,27 @@ def one_compiles() -> Iterator[None]:
     if not _CACHE_FOLDER:
         yield
         return
-    with open(Path(_CACHE_FOLDER) / "lock", "a") as lock:
+    with _alone("lock"):
+        yield
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Inside, no other process holds the lock of this name."""
+    with open(Path(_CACHE_FOLDER) / name, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:  # some network file systems have no locks
             pass
         yield
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]  # Numba is not typed
+    """Numba's own, for several processes: two that save one function for different types would take one file's name."""
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        with _alone("saving"):
+            super().save_overload(signature, compiled)
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -98,6 +114,9 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     numba.config.CACHE_DIR = _CACHE_FOLDER
     try:
         # Kernels make no arrays and keep none, so they need not count references: that took a tenth of a sparse loop
-        return numba.njit(nogil=True, cache=bool(_CACHE_FOLDER), _nrt=False, **options)(function)
+        made = numba.njit(nogil=True, _nrt=False, **options)(function)
+        if _CACHE_FOLDER:
+            made._cache = _Cache(function)
+        return made
     finally:
         numba.config.CACHE_DIR = users_folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,9 +96,10 @@ class Comparison:
             row.tune(display)
             self._write(out)
         for seed in range(self.spec.seed, self.spec.seed + self.seeds):
-            for row in self.rows:
+            for row, name in zip(self.rows, folders(self.rows), strict=True):
                 training = prepare(dataclasses.replace(row.spec, seed=seed), self.own)
-                row.runs.add(training.run(out / _folder(row, seed) if out else None, force=force, display=display))
+                folder = out / f"{name}-seed{seed}" if out else None
+                row.runs.add(training.run(folder, force=force, display=display))
                 self._write(out)
         return self.to_json()
 
@@ -145,9 +147,11 @@ def _step_scale(row: Row) -> float:
     return strategy.make(row.strategy).step_scale(row.workers) * (row.workers if row.spec.scale_lr else 1)
 
 
-def _folder(row: Row, seed: int) -> str:
-    text = brief(row.strategy).replace(":", "-").replace(",", "-").replace("=", "").replace("/", "-")
-    return f"{text[:120]}-{row.workers}-seed{seed}"
+def folders(rows: Sequence[Row]) -> list[str]:
+    """How the folders of each row's runs begin. Rows may look alike: strategies in files of one name, long options."""
+    plain = [re.sub("[:,/]", "-", brief(row.strategy)).replace("=", "")[:120] for row in rows]
+    names = [f"{text}-{row.workers}" for text, row in zip(plain, rows, strict=True)]
+    return [name if names.index(name) == i else f"{name}-row{i + 1}" for i, name in enumerate(names)]
 
 
 def plan(
@@ -160,6 +164,8 @@ def plan(
     own: Task | None = None,
 ) -> Comparison:
     """Every strategy with every number of workers that it runs with. Refuses what cannot run, before anything does."""
+    if spec.strategy or spec.workers is not None:
+        raise UserError("compare has a list of strategies and one of workers; give them as -s A -s B and -n 1,2")
     if not strategies:
         raise UserError("give a strategy at least, with --strategy")
     if not workers or min(workers) < 1:

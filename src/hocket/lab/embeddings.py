@@ -28,7 +28,11 @@ class Embeddings:
         """Those that a run has left."""
         if not run.is_dir():
             raise UserError(f"there is no run {run}; name the folder that 'hocket train word2vec' wrote")
-        return cls(*wordfiles.read(run / VECTORS / wordfiles.TENSORS))
+        words, vectors = wordfiles.read(run / VECTORS / wordfiles.TENSORS)
+        with np.errstate(over="ignore"):
+            if not np.isfinite(np.linalg.norm(vectors)):
+                raise UserError(f"the vectors of {run} are beyond all numbers: it diverged; train with a lower --lr")
+        return cls(words, vectors)
 
     def number(self, word: str) -> int | None:
         """Of a word as it is, or else in small letters, as most texts are cleaned."""

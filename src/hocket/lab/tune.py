@@ -30,6 +30,8 @@ DIVERGED = "every candidate diverged; give --tune lower values"
 
 def plan(spec: RunSpec, texts: Sequence[str], budget: float, own: Task | None = None) -> Tuning:
     """How to tune one run. Refuses what cannot run, before anything does."""
+    if not texts:
+        raise UserError("say what is tuned, such as lr")
     training = prepare(spec, own)
     found = tuning_of(training, read(texts, [training.spec.strategy]), budget, spec.seed + SEEDS_BEGIN, own)
     assert found is not None, "whatever is tuned fits the only strategy"
@@ -161,8 +163,8 @@ class Tuning:
             found.append(f"no {'lower' if best == tried[0] else 'higher'} lr was tried")
         steps = rungs(len(self.grid), self.budget)
         if steps[-1].part < 1:
-            enough = math.ceil(self.budget / steps[-1].part)
-            found.append(f"no trial had more than {steps[-1].part:.0%} of the full length; --budget {enough} would do")
+            most, enough = f"{100 * steps[-1].part:.3g}%", math.ceil(self.budget / steps[-1].part)
+            found.append(f"no trial had more than {most} of the full length; --budget {enough} would do")
         return f" ({'; '.join(found)})" if found else ""
 
     def _try(self, values: Values, number: int, rung: Rung, display: Display) -> Candidate:

@@ -40,7 +40,7 @@ class Layout:
                 raise UserError(f"layout: {axis} must be 1 or more, got {getattr(layout, axis)}")
         if layout.data < 0 or layout.microbatches < 0:
             raise UserError("layout: data and microbatches must be 1 or more; leave them out for what suits")
-        if layout.rows * layout.columns > 1 and layout.tensor * layout.pipeline > 1:
+        if layout.rows * layout.columns > 1 and layout.shares_layers:
             raise UserError("layout: domain goes with data, not with tensor or pipeline; leave one of them out")
         if layout.pipeline == 1 and (layout.microbatches or layout.stages):
             raise UserError("layout: microbatches and stages are a pipeline's; add pipeline=2, or leave them out")
@@ -69,6 +69,11 @@ class Layout:
     def ranks(self) -> int:
         """That have parts of one model or sample."""
         return self.tensor * self.pipeline * self.rows * self.columns
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether a rank lacks some of the model's weights; tiles of an image go with all of them."""
+        return self.tensor * self.pipeline > 1
 
     def over(self, ranks: int | None) -> Layout:
         """The same with its replicas counted, for so many ranks; None is one replica unless it says otherwise."""

@@ -27,11 +27,11 @@ def actions(schedule: Schedule, stage: int, stages: int, batches: int) -> list[A
     return there[:ahead] + steady + back[batches - ahead :]
 
 
-def pieces(schedule: Schedule, stages: int, asked: int, samples: int) -> int:
-    """Micro-batches that so many samples are cut into."""
+def pieces(schedule: Schedule, stages: int, asked: int, samples: int, least: int = 1) -> int:
+    """Micro-batches that so many samples are cut into; each has at least so many, where there are as many."""
     if schedule == "naive":
         return 1
-    return min(asked or 4 * stages, samples)
+    return max(min(asked or 4 * stages, samples // least), 1)
 
 
 def bubble(stages: int, batches: int) -> float:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from hocket.core.errors import UserError
 from hocket.core.seeds import generators_as_they_were
@@ -61,6 +62,11 @@ def in_turn(layers: Sequence[Named], x: Any) -> Iterator[tuple[Any, Any]]:
         y = layer.module(x)
         yield x, y
         x = y
+
+
+def least_samples(model: nn.Module) -> int:
+    """That a micro-batch must have: of a single sample nn.BatchNorm1d refuses to take the spread."""
+    return 2 if any(isinstance(module, nn.BatchNorm1d) for module in model.modules()) else 1
 
 
 def is_trained(module: nn.Module) -> bool:
@@ -142,6 +148,23 @@ def check_stages(model: nn.Module, layout: Layout, inputs: Any) -> None:
             )
 
 
+class Operations(TorchDispatchMode):
+    """Counts those of this thread. PyTorch's FlopCounterMode sets hooks for all modules of a process, where other ranks
+    may be threads."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        if func.overloadpacket in flop_registry:
+            self.count += flop_registry[func.overloadpacket](*args, **kwargs or {}, out_val=result)
+        return result
+
+
 def costs_of(layers: Sequence[Named], inputs: Any, *, timed: bool) -> list[float]:
     """What each layer costs, there and back: in seconds or, where seconds mean nothing, in operations."""
     found = []
@@ -178,9 +201,9 @@ def _seconds(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> float:
 
 def _operations(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> float:
     """Multiplications and additions; elements that are only moved count too, or an activation would cost nothing."""
-    with FlopCounterMode(display=False) as counter:
+    with Operations() as counter:
         outputs = _there_and_back(module, tensors, x)
-    return float(counter.get_total_flops() + x.numel() + sum(y.numel() for y in outputs))
+    return float(counter.count + x.numel() + sum(y.numel() for y in outputs))
 
 
 def _there_and_back(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> list[Tensor]:

@@ -15,7 +15,7 @@ from hocket.core.modules import check_module
 from hocket.core.replica import Replica
 from hocket.layouts.blueprint import Blueprint, give_memory
 from hocket.layouts.domain import tiled
-from hocket.layouts.dropout import drop_alike
+from hocket.layouts.dropout import check_dropout, drop_alike
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.pipeline import ends_of, layers_of, stage
 from hocket.layouts.portion import Outline, PartOfIt, origins
@@ -66,11 +66,15 @@ def place(
             mesh.everyone.broadcast(values)  # a Task may hold a module with weights of its own
             tensor.data.copy_(values)
     outline = Outline(whole)
-    part = drop_alike(whole, mesh.data.rank) if mesh.within.size > 1 else whole
+    part = whole
+    if mesh.within.size > 1:
+        check_dropout(part)
     if mesh.layout.tensor > 1:
         part = split(part, within)
     if mesh.layout.rows * mesh.layout.columns > 1:
         part = tiled(part, within, mesh.layout)
+    if mesh.within.size > 1:
+        drop_alike(part, mesh.data.rank)
     if mesh.layout.pipeline > 1:
         part = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)

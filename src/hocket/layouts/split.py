@@ -17,6 +17,8 @@ from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.layouts.exchange import enter, leave, reduced, shares, span
 
+_PLAIN = (int, float, str, tuple, type(None))
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -45,6 +47,8 @@ class Split(nn.Module):
         super().__init__()
         self.comm, self.path = comm, path
         self.cuts: dict[str, Cut] = {}
+        self.told = {name: value for name, value in vars(layer).items() if isinstance(value, _PLAIN)}
+        """Of the whole layer, such as `in_features`: a model may ask for it."""
         self.train(layer.training)
 
     def own(self, name: str, layer: nn.Module, cut: Cut) -> None:
@@ -62,11 +66,26 @@ class Split(nn.Module):
                 f"{self.path} is split over ranks, but the model reads its {name} itself; call the layer instead, "
                 f"or derive a class from it: only PyTorch's own classes are split"
             )
-        return super().__getattr__(name)
+        told = vars(self).get("told", {})
+        return told[name] if name in told else super().__getattr__(name)
 
     def traffic(self, inputs: tuple[Tensor, ...], output: Tensor) -> int:
         """Elements that all ranks together send in one step, by the formulas."""
         raise NotImplementedError
+
+
+class InOnePiece(Split):
+    """The whole layer, for a first try without other ranks: nobody may ask more of it than of a share."""
+
+    def __init__(self, layer: nn.Module, comm: Comm, path: str) -> None:
+        super().__init__(layer, comm, path)
+        if isinstance(layer, nn.MultiheadAttention):
+            layer.dropout = 0.0  # in what each rank has for itself
+        self.whole = [layer]
+        """In a list, which PyTorch does not look into."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.whole[0](*args, **kwargs)
 
 
 def _others_sum(comm: Comm, inputs: tuple[Tensor, ...]) -> int:
@@ -124,7 +143,7 @@ class ByChannels(Split):
         groups = shares(layer.groups, comm.size) if layer.groups > 1 else [1] * comm.size
         outputs = layer.out_channels // layer.groups
         self.sizes = [g * outputs for g in groups] if layer.groups > 1 else shares(layer.out_channels, comm.size)
-        self.groups, self.rows = groups[comm.rank], layer.in_channels // layer.groups
+        self.own_groups, self.rows = groups[comm.rank], layer.in_channels // layer.groups
         self.first = sum(groups[: comm.rank]) * self.rows if layer.groups > 1 else 0
         channels = torch.arange(layer.out_channels)[span(self.sizes, comm.rank)]
         self.own("own_weight", layer, Cut("weight", 0, channels))
@@ -134,11 +153,11 @@ class ByChannels(Split):
         self.how = "by output channels" if layer.groups == 1 else "by groups"
 
     def forward(self, x: Tensor) -> Tensor:
-        x = enter(self.comm, x).narrow(-3, self.first, self.groups * self.rows)
+        x = enter(self.comm, x).narrow(-3, self.first, self.own_groups * self.rows)
         padding = self.padding
         if self.mode != "zeros":
             x, padding = F.pad(x, self.layer_padding, mode=self.mode), (0, 0)
-        y = F.conv2d(x, self.own_weight, self.own_bias, self.stride, padding, self.dilation, self.groups)
+        y = F.conv2d(x, self.own_weight, self.own_bias, self.stride, padding, self.dilation, self.own_groups)
         return leave(self.comm, y, -3, self.sizes)
 
     def traffic(self, inputs: tuple[Tensor, ...], output: Tensor) -> int:
@@ -174,7 +193,8 @@ class ByHeads(Split):
 
     def __init__(self, layer: nn.MultiheadAttention, comm: Comm, path: str) -> None:
         super().__init__(layer, comm, path)
-        self.heads, self.dropout = shares(layer.num_heads, comm.size), layer.dropout
+        self.heads = shares(layer.num_heads, comm.size)
+        self.drop = nn.Dropout(layer.dropout).train(layer.training)
         self.own_heads, self.head = self.heads[comm.rank], layer.head_dim
         self.batch_is_first, self.together = layer.batch_first, layer._qkv_same_embed_dim
         mine = span([h * self.head for h in self.heads], comm.rank)
@@ -234,7 +254,7 @@ class ByHeads(Split):
         scores = q @ k.transpose(-2, -1) * self.head**-0.5
         if (mask := self._mask(attn_mask, key_padding_mask, q, is_causal)) is not None:
             scores = scores + mask
-        weights = F.dropout(torch.softmax(scores, -1), self.dropout, self.training)
+        weights = self.drop(torch.softmax(scores, -1))
         y = (weights @ v).transpose(1, 2).flatten(2)
         out: Tensor = self.projection(y if self.batch_is_first else y.transpose(0, 1))
         shown = self._shown(weights, average_attn_weights) if need_weights else None

@@ -17,11 +17,11 @@ from hocket.core.seeds import generators_as_they_were
 from hocket.engines.local import LocalComm
 from hocket.engines.threads import ThreadWorld
 from hocket.layouts.domain import Tiled, tiled
-from hocket.layouts.dropout import drop_alike
+from hocket.layouts.dropout import NoDrawing, check_dropout, drop_alike
 from hocket.layouts.mesh import Layout
 from hocket.layouts.microbatches import pieces
-from hocket.layouts.pipeline import check_stages, ends_of, in_turn, layers_of
-from hocket.layouts.split import ByOutputs, Split
+from hocket.layouts.pipeline import check_stages, ends_of, in_turn, layers_of, least_samples
+from hocket.layouts.split import ByOutputs, InOnePiece, Split
 from hocket.layouts.tensor import split
 
 Calls = dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]
@@ -47,9 +47,9 @@ class Layer:
 
 def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
     """Refuse what cannot be split, before anything starts; returns the first rank's share of every layer."""
-    part = copy.deepcopy(model)
-    if layout.ranks > layout.pipeline:
-        drop_alike(part, 0)
+    part, shared = copy.deepcopy(model), layout.ranks > layout.pipeline
+    if shared:
+        check_dropout(part)
     if layout.rows * layout.columns > 1:
         part = tiled(part, unconnected(layout.rows * layout.columns), layout)
         for module in part.modules():
@@ -57,10 +57,28 @@ def check(model: nn.Module, layout: Layout, inputs: Any) -> nn.Module:
                 module.traffic(inputs)  # sees whether the images are large enough
     if layout.tensor > 1:
         part = split(part, unconnected(layout.tensor))
+    if shared:
+        _check_call(model, [module for module in part.modules() if isinstance(module, Split)], inputs)
     if layout.pipeline > 1:
         layers_of(part, layout.pipeline)
         check_stages(copy.deepcopy(model), layout, inputs)
     return part
+
+
+def _check_call(model: nn.Module, shares: list[Split], inputs: Any) -> None:
+    """Call the model once to learn: what all ranks compute alike may draw nothing, and nobody may read the weights of
+    layers that are split."""
+    watched = copy.deepcopy(model).train()
+    inner = {module for share in shares for module in share.modules() if module is not share}
+    for share in shares:
+        if share in inner:
+            continue
+        stand_in = InOnePiece(watched.get_submodule(share.path), share.comm, share.path)
+        if share.path:
+            watched.set_submodule(share.path, stand_in)
+    drop_alike(watched, 0)
+    with NoDrawing():
+        watched(inputs)
 
 
 def survey(model: nn.Module, layout: Layout, inputs: Any) -> list[Layer]:
@@ -101,13 +119,13 @@ def _boundaries(model: nn.Module, part: nn.Module, layout: Layout, inputs: Any) 
     ends = ends_of(layers, layout, inputs, timed=True)
     with generators_as_they_were():
         outputs = [output for _, output in in_turn(layers, inputs)]
-    found = {}
+    found, least = {}, least_samples(model)
     for number, (begin, end) in enumerate(pairwise([0, *ends])):
         for at in range(begin, end):
             path, output = layers[at].path, outputs[at]
             last = at + 1 == end and end < len(layers)
             shares = torch.split(output, apart[at], -1) if apart[at] else [output] * layout.tensor
-            sent = sum(_there_and_back(layout, share) for share in shares) if last else 0
+            sent = sum(_there_and_back(layout, share, least) for share in shares) if last else 0
             found[path] = f"stage {number + 1}", sent
     return found
 
@@ -123,8 +141,8 @@ def _kept_apart(layers: list[nn.Module]) -> list[list[int]]:
     return found
 
 
-def _there_and_back(layout: Layout, output: Tensor) -> int:
-    parts = output.tensor_split(pieces(layout.schedule, layout.pipeline, layout.microbatches, len(output)))
+def _there_and_back(layout: Layout, output: Tensor, least: int) -> int:
+    parts = output.tensor_split(pieces(layout.schedule, layout.pipeline, layout.microbatches, len(output), least))
     return (1 + output.requires_grad) * sum(Message("x", (1,), (part,)).nbytes for part in parts)
 
 

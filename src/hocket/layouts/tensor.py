@@ -27,7 +27,15 @@ Make = Callable[[Any, Comm, str], Split]
 
 def split(model: nn.Module, comm: Comm, *, pairs: bool = True) -> nn.Module:
     """This rank's share of a model. The model is taken apart; what is not split stays the same object."""
-    return _Walk(model, comm, pairs).replaced(model, "")
+    made = _Walk(model, comm, pairs).replaced(model, "")
+    if not any(isinstance(module, Split) for module in made.modules()):
+        kinds = ", ".join(sorted({type(m).__name__ for m in made.modules() if m._parameters}) or ["no parameters"])
+        raise UserError(
+            f"tensor={comm.size}: nothing in the model can be split: it has {kinds}, and only PyTorch's own "
+            f"{', '.join(kind.__name__ for kind in _LAYERS)} are split, where they are trained and not tied; use "
+            f"data={comm.size}"
+        )
+    return made
 
 
 class _Walk:
@@ -49,7 +57,7 @@ class _Walk:
             if (found := parts(module)) < self._comm.size:
                 raise UserError(
                     f"tensor={self._comm.size}: {_named(module, path)} has {found} {noun} to split; "
-                    f"use tensor={found} or less"
+                    f"use {f'tensor={found} or less' if found > 1 else f'data={self._comm.size}'}"
                 )
             return make(module, self._comm, path)
         if type(module) is nn.Sequential and self._pairs:

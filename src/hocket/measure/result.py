@@ -76,6 +76,8 @@ class Result:
     learnt: bool = True
     """Whether it came to anything: the test accuracy is above that of always giving the most frequent class; for
     another metric, the training loss is below its start."""
+    startup_seconds: float | None = None
+    """Real time from when the run was asked for until all ranks were ready for the first step; outside the clock."""
     compile_seconds: float | None = None
     """Of compiled workers; outside the clock."""
     words_per_s: float | None = None

@@ -113,6 +113,9 @@ def across(groups: Sequence[Group], asked: Mapping[str, Any], clock: str, number
     Where x is a measure, a group is a point. Settings that are `tied` to x change along with it, on one line.
     """
     x, y, log = asked["x"], asked["y"], asked.get("log", "")
+    groups = [group for group in groups if not group.first.going]
+    if not groups:
+        return None
     first = groups[0].first
     lines: dict[str, list[tuple[Any, tuple[float, float, float]]]] = defaultdict(list)
     missing, shown, naming = [], [], Naming.of([group.first for group in groups])

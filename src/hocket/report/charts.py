@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hocket.measure.result import TIMES
 from hocket.report.figures import Axis, Figure, Series
-from hocket.report.records import Group, Naming, Record
+from hocket.report.records import Group, Naming, Record, by_target
 
 _CURVES = 6
 """Lines that can be told apart at a glance; a reader may choose more."""
@@ -19,6 +21,9 @@ _BARS = 40
 _COMMANDS = 12
 _WIDE = 5
 """Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
+_TAIL = 0.01
+"""Of a histogram that may be left out where it is this many times as long as the rest:"""
+_LONG = 2
 _ROUNDING = 1e-5
 """Replicas that are no further apart differ in the order of their sums alone."""
 
@@ -73,21 +78,14 @@ def curves(
     """A learning curve a group: medians over its seeds at equal numbers of samples, with the range."""
     series = []
     for group in groups:
-        points: dict[float, list[tuple[float, float]]] = defaultdict(list)
-        for record in group.good:
-            for point in record["curve"]:
-                column = f"test_{record['metric']}" if key == "metric" else key
-                where, value = at(record, point), point.get(column)
-                if where is not None and value is not None:
-                    points[point["samples"]].append((where, value))
-        whole = [points[n] for n in sorted(points) if len(points[n]) == max(map(len, points.values()))]
+        whole = _together([_drawn(record, at, key) for record in group.good])
         if whole:
-            found = [spread([value for _, value in entry]) for entry in whole]
+            found = [spread(values) for _, values in whole]
             several = len(group.good) > 1
             series.append(
                 Series(
                     group.name,
-                    [statistics.median(where for where, _ in entry) for entry in whole],
+                    [where for where, _ in whole],
                     [middle for middle, _, _ in found],
                     [low for _, low, _ in found] if several else [],
                     [high for _, _, high in found] if several else [],
@@ -97,6 +95,34 @@ def curves(
     if not series:
         return None
     return Figure(name, title, "lines", x, y, series, command=command_of(groups), begins=begin_with(groups))
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What a run has at its numbers of samples: where it stands, and its value."""
+
+    points: Mapping[float, tuple[float, float]]
+    held: bool
+    """Whether its last value holds beyond its end, since it stopped where it wanted to be."""
+
+
+def _drawn(record: Record, at: Where, key: str) -> _Drawn:
+    column = f"test_{record['metric']}" if key == "metric" else key
+    found = ((point["samples"], at(record, point), point.get(column)) for point in record["curve"])
+    points = {samples: (x, y) for samples, x, y in found if x is not None and y is not None}
+    return _Drawn(points, record["verdict"] == "reached-target")
+
+
+def _together(runs: Sequence[_Drawn]) -> list[tuple[float, list[float]]]:
+    """Where the middle run stands and the values of all, at every number of samples at which all have one."""
+    runs = [run for run in runs if run.points]
+    found = []
+    for samples in sorted({n for run in runs for n in run.points}):
+        there = [run.points[samples] for run in runs if samples in run.points]
+        ended = [run.points[last][1] for run in runs if run.held and (last := max(run.points)) < samples]
+        if len(there) + len(ended) == len(runs):
+            found.append((statistics.median(x for x, _ in there), [*(y for _, y in there), *ended]))
+    return found
 
 
 def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
@@ -130,9 +156,16 @@ def learning(groups: Sequence[Group], clock: str) -> list[Figure]:
     return [figure for figure in found if figure]
 
 
-def time_to_target(groups: Sequence[Group], clock: str) -> Figure | None:
-    timed = [group for group in groups if group.first["target"] is not None]
-    if not timed or not any(group.reached for group in timed):
+def times_to_targets(groups: Sequence[Group], clock: str) -> list[Figure]:
+    """One figure a target."""
+    figures = (time_to_target(timed, clock) for timed in by_target(groups).values())
+    found = [figure for figure in figures if figure is not None]
+    return [dataclasses.replace(one, name=f"{one.name}-{n}" * (n > 1) or one.name) for n, one in enumerate(found, 1)]
+
+
+def time_to_target(timed: Sequence[Group], clock: str) -> Figure | None:
+    """Of groups with the same target."""
+    if not any(group.reached for group in timed):
         return None
     timed = sorted(timed, key=lambda group: (statistics.median(group.times), -group.reached))
     dropped, timed = timed[_BARS:], timed[:_BARS]
@@ -221,7 +254,7 @@ def time_split(groups: Sequence[Group], clock: str) -> Figure | None:
 
 
 def staleness(groups: Sequence[Group]) -> Figure | None:
-    series = []
+    series, cut = [], False
     for group in groups:
         counts: dict[int, int] = defaultdict(int)
         for record in group.good:
@@ -229,8 +262,13 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
                 counts[int(tau)] += count
         total = sum(counts.values())
         if total and max(counts) > 0:
-            taus = list(range(max(counts) + 1))
-            series.append(Series(group.name, list(taus), [counts[tau] / total for tau in taus], points=len(taus) < 40))
+            last = _body(counts)
+            cut = cut or last < max(counts)
+            # Between counts that are far apart the line is at nought: its ends are enough.
+            taus = sorted({near for tau in (0, *counts) for near in (tau - 1, tau, tau + 1) if 0 <= near <= last})
+            series.append(
+                Series(group.name, list(taus), [counts.get(tau, 0) / total for tau in taus], points=len(taus) < 40)
+            )
     if not series:
         return None
     return Figure(
@@ -240,14 +278,25 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
         Axis("updates between read and write"),
         Axis("share of updates", zero=True, percent=True),
         series,
-        command=command_of(groups),
+        f"The stalest {100 * _TAIL:g} % are left out where they are a long tail." if cut else "",
+        command_of(groups),
         begins=_stalest(series),
     )
 
 
+def _body(counts: Mapping[int, int]) -> int:
+    """Where a histogram ends, without a tail that would press all the rest to the edge."""
+    total, so_far, last = sum(counts.values()), 0, max(counts)
+    for tau in sorted(counts):
+        so_far += counts[tau]
+        if so_far >= (1 - _TAIL) * total:
+            return tau if last > _LONG * max(tau, 1) else last
+    return last
+
+
 def _stalest(series: Sequence[Series]) -> list[str]:
     """Some from the least stale to the stalest."""
-    by_length = sorted(series, key=lambda one: len(one.x))
+    by_length = sorted(series, key=lambda one: one.x[-1])
     step = max(1, (len(by_length) - 1) // (_CURVES - 1))
     return [one.name for one in by_length[::step]] if len(series) > _CURVES + 2 else []
 
@@ -280,13 +329,14 @@ def consensus(groups: Sequence[Group]) -> Figure | None:
 
 
 def heat_maps(groups: Sequence[Group]) -> list[Figure]:
-    """Batch against learning rate, one map a strategy and number of workers, where both were varied."""
-    by_strategy: dict[tuple[str, int], list[Group]] = defaultdict(list)
+    """Batch against learning rate, one map for each of what else was varied, where both were."""
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    naming = Naming.of([group.first for group in groups])
     for group in groups:
         if group.first.setting("batch") and group.first.setting("lr"):
-            by_strategy[(group.first["strategy"], group.first["workers"])].append(group)
+            by_name[naming.name(group.first, ["batch", "lr"])].append(group)
     found: list[Figure] = []
-    for (name, workers), members in by_strategy.items():
+    for name, members in by_name.items():
         batches = {group.first.setting("batch") for group in members}
         rates = {group.first.setting("lr") for group in members}
         if len(batches) < 2 or len(rates) < 2:
@@ -309,7 +359,7 @@ def heat_maps(groups: Sequence[Group]) -> list[Figure]:
         found.append(
             Figure(
                 f"heat-{len(found)}",
-                f"{name} × {workers}: test {members[0].first['metric']}",
+                f"{name}: test {members[0].first['metric']}",
                 "heat",
                 Axis("batch of each worker"),
                 Axis("learning rate"),

@@ -24,9 +24,11 @@
     if (v === null || v === undefined) return "–";
     if (typeof v !== "number") return String(v);
     const size = Math.abs(v);
+    if (size > 0 && size < 1e-4) return Number(v.toPrecision(3)).toExponential();
     if (size >= 1e9) return (v / 1e9).toPrecision(3) + " G";
     if (size >= 1e6) return (v / 1e6).toPrecision(3) + " M";
     if (size >= 1e4) return Math.round(v).toLocaleString("en");
+    if (size >= 1e3) return String(Math.round(v));
     if (size >= 100 || Number.isInteger(v)) return String(Math.round(v * 100) / 100);
     return String(Number(v.toPrecision(4)));
   };
@@ -39,12 +41,24 @@
     return { ...s, i, style: s.style !== "solid" || !round ? s.style : round === 1 ? "dashed" : "dotted" };
   });
 
+  // How wide a text of a figure is, in the page's font
+  const pen = document.createElement("canvas").getContext("2d");
+  const family = getComputedStyle(document.body).fontFamily;
+  const wide = (text, size = 12) => { pen.font = `${size}px ${family}`; return pen.measureText(text).width; };
+  const widest = (texts, size) => Math.max(0, ...texts.map((text) => wide(String(text), size)));
   // Names differ at their ends more than in the middle
-  const short = (name, letters) => {
-    if (name.length <= letters) return name;
-    const end = Math.floor(letters * 0.45);
-    return name.slice(0, letters - 1 - end) + "…" + name.slice(name.length - end);
+  const short = (name, pixels) => {
+    let letters = name.length, found = name;
+    while (letters > 3 && wide(found) > pixels) {
+      const end = Math.floor(--letters * 0.45);
+      found = name.slice(0, letters - 1 - end) + "…" + name.slice(name.length - end);
+    }
+    return found;
   };
+  const wrapped = (text, pixels) => text.split(" ").reduce((lines, word) => {
+    const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+    return lines.length && wide(longer) <= pixels ? [...lines.slice(0, -1), longer] : [...lines, word];
+  }, []);
 
   // Scales
 
@@ -79,6 +93,15 @@
     const ticks = chosen.length > 1 ? chosen : log ? logTicks(low, high, wanted) : niceTicks(low, high, wanted);
     return { at, ticks, has: (v) => typeof v === "number" && Number.isFinite(v) && (!log || v > 0) };
   };
+  // Of the ticks of a horizontal axis those that have room beside each other
+  const besides = (scale, axis) => {
+    let end = -Infinity;
+    return scale.ticks.filter((v) => {
+      const half = wide(shown(axis, v), 11) / 2, fits = scale.at(v) - half > end;
+      if (fits) end = scale.at(v) + half + 6;
+      return fits;
+    });
+  };
   const bandOf = (names, from, to) => {
     const step = (to - from) / Math.max(names.length, 1);
     return { step, at: (name) => from + step * (names.indexOf(name) + 0.5) };
@@ -87,9 +110,10 @@
   // Frames
 
   const frame = (svg, figure, width, height, left, bottom, room = 0) => {
-    const area = { left, right: width - 12 - room, top: 12, bottom: height - bottom };
+    const up = wrapped(figure.y.label, height - bottom - 12);
+    const area = { left: left + 14 * up.length, right: width - 12 - room, top: 12, bottom: height - bottom };
     make(svg, "text", { x: (area.left + area.right) / 2, y: height - 4, "text-anchor": "middle" }, figure.x.label);
-    make(svg, "text", { x: -(area.top + area.bottom) / 2, y: 13, transform: "rotate(-90)", "text-anchor": "middle" }, figure.y.label);
+    up.forEach((line, i) => make(svg, "text", { x: -(area.top + area.bottom) / 2, y: 13 + 14 * i, transform: "rotate(-90)", "text-anchor": "middle" }, line));
     return area;
   };
   const yAxis = (svg, figure, area, y) => {
@@ -128,14 +152,14 @@
   const pointLabels = (svg, area, points) => {
     const taken = points.map((p) => [p.px - 5, p.py - 5, p.px + 5, p.py + 5]);
     for (const { s, px, py } of points) {
-      const wide = s.name.length * 6.1;
-      const places = [[px + 8, py + 4], [px - 8 - wide, py + 4], [px - wide / 2, py - 9], [px - wide / 2, py + 17], [px + 8, py - 9], [px + 8, py + 17], [px - 8 - wide, py - 9], [px - 8 - wide, py + 17]];
+      const long = wide(s.name, 11);
+      const places = [[px + 8, py + 4], [px - 8 - long, py + 4], [px - long / 2, py - 9], [px - long / 2, py + 17], [px + 8, py - 9], [px + 8, py + 17], [px - 8 - long, py - 9], [px - 8 - long, py + 17]];
       const free = places.find(([left, base]) => {
-        const box = [left, base - 10, left + wide, base + 2];
+        const box = [left, base - 10, left + long, base + 2];
         return box[0] >= area.left && box[2] <= area.right + 10 && box[1] >= 0 && box[3] <= area.bottom && !taken.some((t) => t[0] < box[2] && box[0] < t[2] && t[1] < box[3] && box[1] < t[3]);
       });
       if (!free) continue;
-      taken.push([free[0], free[1] - 10, free[0] + wide, free[1] + 2]);
+      taken.push([free[0], free[1] - 10, free[0] + long, free[1] + 2]);
       make(svg, "text", { x: free[0], y: free[1], style: `fill:${colour(s.i)};font-size:11px` }, s.name);
     }
   };
@@ -146,14 +170,14 @@
     const series = figure.series.filter((s) => !hidden.has(s.name));
     const single = series.length > 1 && series.every((s) => s.x.length === 1);
     const labelled = width > 460 && series.length > 1 && series.length <= 8 && !single;
-    const room = labelled ? Math.min(Math.max(...series.map((s) => s.name.length)) * 6.5 + 10, width * 0.36) : 0;
+    const room = labelled ? Math.min(widest(series.map((s) => s.name)) + 10, width * 0.36) : 0;
     const heights = series.flatMap((s) => [...s.y, ...s.low, ...s.high]), ticks = scaleOf(figure.y, heights, height - 44, 12, 6).ticks;
-    const left = 32 + 6.4 * Math.max(...ticks.map((v) => shown(figure.y, v).length), 2);
+    const left = 14 + widest(ticks.map((v) => shown(figure.y, v)), 11);
     const area = frame(svg, figure, width, height, left, 44, room);
     const x = scaleOf(figure.x, series.flatMap((s) => s.x), area.left, area.right, width < 480 ? 5 : 8);
     const y = scaleOf(figure.y, heights, area.bottom, area.top, 6);
     yAxis(svg, figure, area, y);
-    for (const v of x.ticks) make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.x, v));
+    for (const v of besides(x, figure.x)) make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.x, v));
     make(svg, "line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, class: "axis" });
     const points = [];
     for (const s of series) {
@@ -174,7 +198,7 @@
       }
     }
     if (single) pointLabels(svg, area, points);
-    if (labelled) endLabels(svg, area, series, x, y, Math.floor((room - 10) / 6.5));
+    if (labelled) endLabels(svg, area, series, x, y, room - 10);
     const mark = make(svg, "circle", { r: 5, fill: "none", stroke: "var(--text)", "stroke-width": 1.5, visibility: "hidden" });
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect(), k = width / box.width;
@@ -189,30 +213,33 @@
     svg.addEventListener("pointerleave", () => { hideTip(); mark.setAttribute("visibility", "hidden"); });
   };
 
-  // Names stand at the left, where long ones can be read; bars grow to the right.
-  const BAR = 22;
+  // Names stand at the left, or where there is no room for them above; bars grow to the right.
+  const BAR = 22, ABOVE = 17;
+  const barNames = (figure) => [...new Set(figure.series.flatMap((s) => s.x))];
+  const above = (figure, width) => widest(barNames(figure)) + 10 > width * 0.46;
   const drawBars = (svg, figure, width, height, hidden, stacked) => {
     const series = figure.series.filter((s) => !hidden.has(s.name));
-    const names = [...new Set(figure.series.flatMap((s) => s.x))];
-    const room = Math.min(Math.max(...names.map((n) => String(n).length), 4) * 6.8 + 14, width * 0.46), letters = Math.round((room - 14) / 6.8);
-    const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(Math.max(...texts.map((t) => t.length)) * 6.4 + 8, width * 0.28) : 0;
+    const names = barNames(figure), over = above(figure, width) ? ABOVE : 0, room = over ? 4 : widest(names) + 10;
+    const texts = series.flatMap((s) => s.text), after = texts.length ? Math.min(widest(texts) + 2, width * 0.28) : 0;
     const area = { left: room, right: width - 20 - after, top: 8, bottom: height - 44 };
     make(svg, "text", { x: (area.left + area.right) / 2, y: height - 6, "text-anchor": "middle" }, figure.y.label);
     const total = (name) => series.reduce((sum, s) => sum + (s.y[s.x.indexOf(name)] || 0), 0);
     const values = stacked ? [1] : series.flatMap((s) => [...s.y, ...s.high]);
     const x = scaleOf({ ...figure.y, zero: true, tight: stacked }, [0, ...values], area.left, area.right, width < 480 ? 3 : 6);
-    for (const v of x.ticks) {
+    for (const v of besides(x, figure.y)) {
       make(svg, "line", { x1: x.at(v), x2: x.at(v), y1: area.top, y2: area.bottom, class: "grid" });
       make(svg, "text", { x: x.at(v), y: area.bottom + 16, "text-anchor": "middle", class: "tick" }, shown(figure.y, v));
     }
-    const band = bandOf(names, area.top, area.bottom), each = (band.step * 0.74) / (stacked ? 1 : Math.max(series.length, 1));
+    const band = bandOf(names, area.top, area.bottom), thick = (band.step - over) * 0.74, each = thick / (stacked ? 1 : Math.max(series.length, 1));
     for (const name of names) {
-      const long = String(name), label = make(svg, "text", { x: area.left - 6, y: band.at(name) + 4, "text-anchor": "end" }, short(long, letters));
+      const long = String(name), middle = band.at(name) + over / 2, begin = band.at(name) - band.step / 2;
+      const place = over ? { x: area.left + 4, y: begin + 13 } : { x: area.left - 6, y: middle + 4, "text-anchor": "end" };
+      const label = make(svg, "text", place, over ? short(long, width - 8) : long);
       make(label, "title", {}, long);
       let before = 0;
       series.forEach((s, k) => {
         const at = s.x.indexOf(name), v = at < 0 ? null : s.y[at], text = at < 0 ? undefined : s.text[at];
-        const top = band.at(name) - band.step * 0.37 + (stacked ? 0 : k * each);
+        const top = middle - thick / 2 + (stacked ? 0 : k * each);
         const good = typeof v === "number" && Number.isFinite(v);
         if (text !== undefined) {
           const end = good ? x.at(s.high.length ? s.high[at] : v) : area.left;
@@ -232,7 +259,7 @@
   };
 
   const drawHeat = (svg, figure, width, height) => {
-    const area = frame(svg, figure, width, height, 76, 44);
+    const area = frame(svg, figure, width, height, 62, 44);
     const columns = [...new Set(figure.cells.map((c) => c.x))], rows = [...new Set(figure.cells.map((c) => c.y))];
     const x = bandOf(columns, area.left, area.right), y = bandOf(rows, area.bottom, area.top);
     const good = figure.cells.map((c) => c.value).filter((v) => typeof v === "number");
@@ -267,9 +294,9 @@
       make(svg, "circle", { cx: px, cy: py, r: 30, fill: "var(--ground)", stroke: "var(--quiet)" });
       make(svg, "text", { x: px, y: py - 14, "text-anchor": "middle", class: "tick" }, `rank ${r}`);
       now.held[r].forEach((share, c) => {
-        const wide = 44 / n, left = px - 22 + c * wide;
-        make(svg, "rect", { x: left, y: py - 8, width: wide - 1, height: 20, fill: "none", stroke: colour(c), "stroke-width": 0.8 });
-        make(svg, "rect", { x: left, y: py + 12 - 20 * share, width: wide - 1, height: 20 * share, fill: colour(c) });
+        const each = 44 / n, left = px - 22 + c * each;
+        make(svg, "rect", { x: left, y: py - 8, width: each - 1, height: 20, fill: "none", stroke: colour(c), "stroke-width": 0.8 });
+        make(svg, "rect", { x: left, y: py + 12 - 20 * share, width: each - 1, height: 20 * share, fill: colour(c) });
       });
     }
   };
@@ -281,8 +308,8 @@
 
   const draw = (figure, node, hidden, state) => {
     const width = Math.max(Math.floor(node.clientWidth - 30), 280);
-    const rows = new Set(figure.series.flatMap((s) => s.x)).size * (figure.kind === "bars" ? figure.series.length : 1);
-    const height = figure.kind === "bars" || figure.kind === "stacks" ? 52 + BAR * Math.max(rows, 2) : Math.round(Math.min(Math.max(width * 0.6, 260), 420));
+    const names = barNames(figure).length, rows = names * (figure.kind === "bars" ? figure.series.length : 1);
+    const height = figure.kind === "bars" || figure.kind === "stacks" ? 52 + BAR * Math.max(rows, 2) + (above(figure, width) ? ABOVE * names : 0) : Math.round(Math.min(Math.max(width * 0.6, 260), 420));
     const svg = document.createElementNS(NS, "svg");
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("role", "img");

@@ -13,7 +13,7 @@ from typing import Any
 from hocket.report import charts
 from hocket.report.across import across
 from hocket.report.figures import Figure
-from hocket.report.records import Group, Record, comparable
+from hocket.report.records import Group, Naming, Record, comparable, told
 from hocket.report.verdict import verdict
 from hocket.version import __version__
 
@@ -72,7 +72,7 @@ def figures_of(groups: Sequence[Group], clock: str, asked: Sequence[Mapping[str,
     """All figures that these runs can be shown in; first those that were asked for."""
     one = [
         *(across(groups, figure, clock, number) for number, figure in enumerate(asked)),
-        charts.time_to_target(groups, clock),
+        *charts.times_to_targets(groups, clock),
         charts.speedup(groups, clock),
         *charts.learning(groups, clock),
         charts.time_split(groups, clock),
@@ -91,12 +91,18 @@ def _section(task: str, groups: Sequence[Group], clock: str, asked: Sequence[Map
     columns = [{"key": key, "label": label, "text": text} for key, label, text in _COLUMNS]
     return {
         "title": f"{task} ({kind})",
-        "says": "Lines are medians over seeds, bands their range.",
+        "says": _lead(groups),
         "figures": [figure.to_json() for figure in figures],
         "table": {"columns": columns, "rows": [_row(group) for group in groups]},
         "colours": {name: number for number, name in enumerate(names)},
         "notes": [],
     }
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    usual = Naming.of([group.first for group in groups]).usual
+    says = "Lines are medians over seeds, bands their range; a run that stopped at its target keeps its last value."
+    return says + (f" Where a name does not say otherwise: {told(usual)}." if usual else "")
 
 
 def _row(group: Group) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,12 @@ from hocket.report import form
 from hocket.run.spec import RunSpec, read_toml, settings
 from hocket.run.train import brief
 
+GOING = "going on"
+"""The verdict on a run that is under way."""
 _RESULT, _SPEC = "result.json", "spec.toml"
 _DEEPEST = 4
 """Folders below the one that was named: a study has its runs two down."""
-_NOT_THE_SAME = {"seed", "target", "trace", "deadline", "checkpoint_every", "mpiexec"}
+_NOT_THE_SAME = {"seed", "trace", "deadline", "checkpoint_every", "mpiexec"}
 """Settings that runs of one group may differ in."""
 _THREADS = re.compile(r"[:,]threads=(\d+)")
 """Of a strategy: how many work inside each of its operations."""
@@ -54,6 +58,11 @@ class Record:
         return self["verdict"] in ("diverged", "crashed", "interrupted")
 
     @property
+    def going(self) -> bool:
+        """Whether it is not over: then it is shown by itself, and nothing is said of where it gets to."""
+        return bool(self["verdict"] == GOING)
+
+    @property
     def metric(self) -> float | None:
         found: float | None = self[f"test_{self['metric']}"]
         return found
@@ -73,7 +82,7 @@ class Record:
         """The same for runs that differ in their seeds alone."""
         settings = {name: value for name, value in self.spec.items() if name not in _NOT_THE_SAME}
         known = [self["task"], self["strategy"], self["workers"], self["engine"], self["driver"]]
-        return (*known, json.dumps(settings, sort_keys=True, default=str))
+        return (*known, self.going, json.dumps(settings, sort_keys=True, default=str))
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,15 @@ def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, list[Group
                 yield task, clock, grouped(chosen)
 
 
+def by_target(groups: Sequence[Group]) -> dict[float, list[Group]]:
+    """Groups with a target, by what it is: times to different ones are never compared."""
+    found: dict[float, list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.first["target"] is not None and not group.first.going:
+            found[group.first["target"]].append(group)
+    return found
+
+
 @dataclass(frozen=True)
 class Naming:
     """What tells groups apart: settings, and where they differ or nothing else does, strategy and workers."""
@@ -196,16 +214,21 @@ class Naming:
     """As in a record's `spec`, but for tables: of these each entry, such as `sim.compute`."""
     strategy: bool
     workers: bool
+    usual: Mapping[str, Any]
+    """What most groups have in common, of these settings: a name says only what is else."""
 
     @classmethod
     def of(cls, firsts: Sequence[Record]) -> Naming:
-        usual = {"task", "strategy", "workers", "driver", *_NOT_THE_SAME}
         flat = [_flat(record.spec) for record in firsts]
-        names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in usual]
+        elsewhere = {"task", "strategy", "workers", "driver", *_NOT_THE_SAME}
+        names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in elsewhere]
         found = [name for name in names if len({json.dumps(one.get(name), default=str) for one in flat}) > 1]
         strategies, counts = ({r[name] for r in firsts} for name in ("strategy", "workers"))
         differ = len(strategies) > 1
-        return cls(found, differ or not found, len(counts) > 1 or not (found or differ))
+        usual = {name: value for name in found if (value := _of_most([one.get(name) for one in flat])) is not None}
+        naming = cls(found, differ or not found, len(counts) > 1 or not (found or differ), usual)
+        alike = len({naming.name(record) for record in firsts}) < len(firsts)
+        return dataclasses.replace(naming, settings=[*found, "driver"]) if alike else naming
 
     def name(self, record: Record, without: Collection[str] = ()) -> str:
         """Of its group; `without` settings that a figure shows by its place."""
@@ -213,14 +236,22 @@ class Naming:
         if "cores" in without:
             strategy = _THREADS.sub("", strategy)
         words = [strategy] if self.strategy else []
-        flat = _flat(record.spec)
+        flat = _flat(record.spec) | {"driver": record["driver"]}
         for name in self.settings:
             table, _, entry = name.rpartition(".")
-            if flat.get(name) is not None and not {name, table} & set(without):
+            if flat.get(name) not in (None, self.usual.get(name)) and not {name, table} & set(without):
                 words.append(_engine(flat[name]) if name == "engine" else f"{entry}={flat[name]}")
         if self.workers and not {"workers", "cores"} & set(without):
             words.append(f"× {record['workers']}")
+        if record.going:
+            words.append(f"({GOING})")
         return " ".join(words) or brief(str(record["strategy"]))
+
+
+def _of_most(values: Sequence[Any]) -> Any:
+    """What more than half of them are; None if there is no such value, or if one is not known."""
+    value, count = Counter(values).most_common(1)[0]
+    return value if 2 * count > len(values) and None not in values else None
 
 
 def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,6 +259,11 @@ def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
     tables = {name: value for name, value in spec.items() if isinstance(value, dict)}
     inside = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
     return {name: value for name, value in spec.items() if name not in tables} | inside
+
+
+def told(values: Mapping[str, Any]) -> str:
+    """Settings in a line."""
+    return " ".join(f"{name.rpartition('.')[2]}={value}" for name, value in values.items())
 
 
 def _engine(text: str) -> str:

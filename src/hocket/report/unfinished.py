@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.core.errors import UserError
 from hocket.report import form
-from hocket.report.records import Record
+from hocket.report.records import GOING, Record
 from hocket.run.choice import engine_class
 
 
@@ -43,7 +43,7 @@ def _read(folder: Path) -> Record:
         "workers": spec.get("workers"),
         "engine": spec.get("engine", ""),
         "driver": spec.get("driver"),
-        "verdict": "going on",
+        "verdict": GOING,
         "metric": names[0] if names else "metric",
         "curve": points,
         "per_worker": [],

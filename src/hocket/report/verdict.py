@@ -5,23 +5,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from hocket.report.records import Group
+from hocket.report.records import Group, by_target
 
 
 def verdict(groups: Sequence[Group], clock: str) -> list[str]:
-    """Of runs that can be compared: one task, one kind of time."""
-    lines = [*_fastest(groups, clock), *_failures(groups)]
-    return lines or ["Nothing of these runs can be ranked: none has a target, and none failed."]
+    """Of runs that can be compared: one task, one kind of time. The first line says which."""
+    fastest = [line for target, timed in by_target(groups).items() for line in _fastest(target, timed, clock)]
+    lines = [*(fastest or _best(groups)), *_failures(groups)]
+    first, *others = lines or ["Nothing of these runs can be ranked: none has a target, and none failed."]
+    about = f"{groups[0].first['task']}{', simulated' * clock.startswith('virtual')}"
+    return [f"{about}: {first[0].lower()}{first[1:]}", *others]
 
 
-def _fastest(groups: Sequence[Group], clock: str) -> list[str]:
-    timed = [group for group in groups if group.first["target"] is not None]
+def _fastest(value: float, timed: Sequence[Group], clock: str) -> list[str]:
+    """Of groups with the same target."""
     there = sorted((g for g in timed if g.reached == len(g.records)), key=lambda group: statistics.median(group.times))
-    if not timed:
-        return _best(groups)
-    target = f"{timed[0].first['task']}: a test {timed[0].first['metric']} of {timed[0].first['target']:g}"
+    target = f"A test {timed[0].first['metric']} of {value:g}"
     if not there:
-        return [f"{target} was not reached in every run of any of {len(timed)} settings.", *_best(groups)]
+        how = "in some runs, but in all of no setting" if any(group.reached for group in timed) else "in no run"
+        return [f"{target} was reached {how}.", *_best(timed)]
     best = there[0]
     line = f"{target} was reached first by {best.name}, in {_told(best.times)} ({clock})"
     if len(there) > 1:

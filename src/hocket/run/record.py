@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import traceback as tb
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hocket.core.errors import RankFailed
 from hocket.core.status import Status
-from hocket.drivers.plan import Plan
+from hocket.drivers.plan import Goal, Plan
 from hocket.drivers.report import model_bytes
 from hocket.engines.catalogue import Listener
 from hocket.measure.combined import combined
@@ -49,8 +50,10 @@ class About:
 class Recorder(Listener):
     """Hears the ranks, keeps the folder and the display up to date, and makes the Result."""
 
-    def __init__(self, about: About, folder: RunFolder | None, display: Display) -> None:
-        self._about, self._folder, self._display = about, folder, display
+    def __init__(self, about: About, folder: RunFolder | None, display: Display, asked_s: float) -> None:
+        """`asked_s` is when the run was asked for, by `time.monotonic`."""
+        self._about, self._folder, self._display, self._asked_s = about, folder, display, asked_s
+        self._startup_s: float | None = None
         self._curve = list(about.curve)
         self._statuses: Sequence[Status] = []
         self._model: dict[str, Tensor] = {}
@@ -83,6 +86,8 @@ class Recorder(Listener):
     def hear(self, rank: int, kind: str, data: dict[str, Any], blob: bytes) -> None:
         folder = self._folder
         match kind:
+            case "begun" if self._startup_s is None:
+                self._startup_s = time.monotonic() - self._asked_s
             case "events" if folder:
                 for event in data["events"]:
                     folder.event(rank, event)
@@ -183,11 +188,9 @@ class Recorder(Listener):
         key = f"{looks_at}_{task.metric_name}"
         test = _measured(last | tested, "test")
         validation = _measured(last, "validation")
-        reached = (
-            point["seconds"]
-            for point in curve
-            if target is not None and point.get(key) is not None and task.reached(point[key], target)
-        )
+        goal = Goal.never() if target is None else Goal(target, task.lower_is_better)
+        judged = [point for point in curve if point.get(key) is not None]
+        reached = (point["seconds"] for point in judged if goal.reached(point[key]))
         return dict(
             task=plan.task or "task",
             strategy=plan.strategy,
@@ -209,6 +212,7 @@ class Recorder(Listener):
             target=target,
             time_to_target=next(reached, None),
             curve=curve,
+            startup_seconds=self._startup_s,
             versions=versions(),
             out=str(self._folder.path) if self._folder else None,
         )

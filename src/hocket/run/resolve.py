@@ -102,7 +102,7 @@ def _check_schedule(plan: Plan, task: Task, steps_per_epoch: int) -> None:
 def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:
     """Refuse what needs a whole model, where each rank has a part of it."""
     check_layout(layout, chosen)
-    if optimizer not in optim.ELEMENTWISE:
+    if layout.shares_layers and optimizer not in optim.ELEMENTWISE:
         raise UserError(f"optimizer {optimizer} looks at whole layers, and a layout splits them; use sgd or adam")
     if layout.pipeline == 1:
         return

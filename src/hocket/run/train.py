@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from hocket.drivers.checkpoint import epochs_done
 from hocket.drivers.held_back import held_back
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
+from hocket.drivers.split_model import norms_apart
 from hocket.engines.catalogue import Engine, Light, Program, engine
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
@@ -77,8 +79,19 @@ class Training:
         plan = self.plan
         return plan.steps / Shards(len(self.train), plan.workers, plan.batch, plan.seed).steps
 
-    def run(self, out: Path | None = None, *, force: bool = False, display: Display | None = None) -> Result:
-        """Train. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt when the record is finished."""
+    def run(
+        self,
+        out: Path | None = None,
+        *,
+        force: bool = False,
+        display: Display | None = None,
+        asked_s: float | None = None,
+    ) -> Result:
+        """Train. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt when the record is finished.
+
+        `asked_s` is when the run was asked for, by `time.monotonic`, if that was before this call.
+        """
+        asked_s = time.monotonic() if asked_s is None else asked_s
         if self.is_root and not out and self.plan.checkpoint != Cadence():
             raise UserError("checkpoints need a folder; give one with out=")
         if self.is_root and not out and self.plan.timeline:
@@ -100,7 +113,7 @@ class Training:
                 read_best(out) if out and resumed_at is not None else None,
             )
             folder = self._folder(out, force, resumed_at) if out and self.is_root else None
-            recorder = Recorder(about, folder, display if display and self.is_root else Silent())
+            recorder = Recorder(about, folder, display if display and self.is_root else Silent(), asked_s)
             ranks = self.plan.training_ranks + self.plan.servers
             result = recorder.record(self.title, lambda: self.engine.run(self._main(), ranks, recorder))
             if result.verdict == "interrupted":
@@ -136,7 +149,8 @@ def train(
     display: Display | None = None,
 ) -> Result:
     """Run one training. `task` is a user's own object; without it `spec.task` names one."""
-    return prepare(spec, task).run(out, force=force, display=display)
+    asked_s = time.monotonic()
+    return prepare(spec, task).run(out, force=force, display=display, asked_s=asked_s)
 
 
 def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Training:
@@ -169,7 +183,8 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     _check_engine(plan, chosen, spec.hosts, model)
     plan.made_compressor.check_model([p.shape for p in model.parameters])
     plan, note = batching(chosen, plan, task, train_samples)
-    notes = tuple(filter(None, [_smaller_batch(spec, task, plan), room(chosen, plan, model), note]))
+    told = [_smaller_batch(spec, task, plan), room(chosen, plan, model), norms_apart(plan, model.model), note]
+    notes = tuple(filter(None, told))
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)

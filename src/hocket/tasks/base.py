@@ -212,9 +212,6 @@ class Task:
             raise UserError("Task.data must be (train, test), or a function that gives them")
         return SampleSet(data[0], "train"), SampleSet(data[1], "test")
 
-    def reached(self, value: float, target: float) -> bool:
-        return value <= target if self.lower_is_better else value >= target
-
     def is_better(self, value: float | None, than: float | None) -> bool:
         """Whether one value of the metric beats another; what is none, or not finite, beats nothing."""
         if value is None or not math.isfinite(value):

@@ -15,12 +15,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from hocket.core.errors import UserError, shown
-from hocket.kernels.arrays import Columns, Integers
+
+if TYPE_CHECKING:
+    from hocket.kernels.arrays import Columns, Integers
 
 PIECE = 1 << 24
 """Bytes that are read at a time; a word must be shorter."""

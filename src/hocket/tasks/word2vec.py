@@ -70,7 +70,7 @@ class WordTask(Task):
 @task("word2vec")
 @dataclass(frozen=True)
 class Word2Vec:
-    """Word vectors by skip-gram with negative sampling: a text (--data FILE), text8 (--data DIR), or a made-up one."""
+    """Word vectors by skip-gram with negative sampling: a text (--data FILE or text8), or a made-up one."""
 
     name: ClassVar[str]
     dim: int = 100
@@ -129,9 +129,17 @@ class Word2Vec:
         if data is None:
             found = made_up_text(seed)
         else:
-            (path,) = find([TEXT8], "text", MIRRORS, data) if data.is_dir() else (data,)
-            found = corpus.read(path, self.min_count, self.strict, cache() / "corpora")
+            found = corpus.read(_named(data), self.min_count, self.strict, cache() / "corpora")
         drawn = windows.Text.of(found.ids, found.counts, self.window, self.negative, self.sample, self.piece)
         every = np.arange(drawn.pieces)
         judged = np.unique(np.linspace(0, drawn.pieces - 1, JUDGED).astype(np.int64))
         return Text(found, Pieces(drawn, every, seed), Pieces(drawn, judged, seed, fixed=True))
+
+
+def _named(data: Path) -> Path:
+    """The file that --data names; of a directory, and by its name where no file has that, text8."""
+    by_name = data == Path(TEXT8.name) and not data.exists()
+    if not (by_name or data.is_dir()):
+        return data
+    (path,) = find([TEXT8], "text", MIRRORS, None if by_name else data)
+    return path

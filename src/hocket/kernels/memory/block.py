@@ -18,10 +18,15 @@ def place() -> str:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
+def free() -> int:
+    """Bytes that are free there."""
+    found = os.statvfs(place())
+    return found.f_bavail * found.f_frsize
+
+
 def room() -> int:
     """Bytes that a block may take which can be smaller."""
-    found = os.statvfs(place())
-    return found.f_bavail * found.f_frsize // _SHARE
+    return free() // _SHARE
 
 
 class Block:
