@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numba
@@ -21,8 +22,10 @@ from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.skipgram import SkipGramKernel
 from hocket.kernels.models.windows import Text, Windows, alias_table, draw
 from hocket.lab.embeddings import Embeddings
+from hocket.run.loading import load_task
 from hocket.run.spec import RunSpec
 from hocket.run.train import prepare
+from hocket.tasks.files import DataFile
 from hocket.tasks.madeup import KINDS
 from hocket.tasks.skipgram_model import Pieces, SkipGram, pair_loss
 
@@ -172,6 +175,15 @@ class TestRuns:
         )
         assert result.driver == "pytorch" and result.test_loss is not None and result.test_loss < 3.9  # 6 log 2 before
 
+    def test_a_text_of_one_word_trains_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        (tmp_path / "text").write_text("hello")
+        hocket.fit(
+            "word2vec:dim=3,min_count=1", data=str(tmp_path / "text"), workers=1, epochs=2, progress=False,
+            out=tmp_path / "run",
+        )  # fmt: skip
+        assert Embeddings.of(tmp_path / "run").words == ["hello"]
+
     def test_words_are_counted_as_they_were_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         path = tmp_path / "text"
@@ -179,6 +191,20 @@ class TestRuns:
         result = hocket.fit("word2vec:dim=4,piece=100", data=str(path), workers=1, epochs=1, progress=False)
         assert result.words_per_s is not None and result.samples_per_s is not None
         assert result.words_per_s / result.samples_per_s == pytest.approx(2503 / 25)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_text8_is_looked_for(by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"a b a b c " * 50
+    known = DataFile("text8", len(content), hashlib.md5(content).hexdigest())
+    monkeypatch.setattr("hocket.tasks.word2vec.TEXT8", known)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOCKET_DATA", str(tmp_path))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "text8").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    task = load_task("word2vec", 0, "text8" if by_name else str(tmp_path))
+    assert task.notes()[0].startswith("250 words, 3 different ones")
 
 
 @pytest.mark.parametrize("options", ["dim=0", "window=0", "negative=0", "min_count=0", "sample=-1", "piece=0", "dim=x"])

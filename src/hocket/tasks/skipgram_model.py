@@ -86,7 +86,7 @@ def pair_loss(found: Scores, targets: Tensor) -> Tensor:
 
     word2vec takes a step of the full rate for each pair, so the more pairs, the further it goes.
     """
-    label = torch.full_like(found.scores[0, 0], -1.0)
+    label = found.scores.new_full(found.scores.shape[2:], -1.0)  # perhaps of no window: all words were left out
     label[0] = 1.0
     total = (F.softplus(-label * found.scores) * found.weight).sum()
     stepped = total / len(targets)

@@ -26,7 +26,7 @@ from hocket.kernels.memory.updates import begin_together, close_read, close_writ
 from hocket.kernels.memory.words import APPLIED, BROKEN, GAP, HANDLING, HOGWILD, METHOD, NO_ROW
 from hocket.kernels.models.family import BROKEN_LOCK, DIVERGED, Kernel, KernelWorker, Log, note, stop_all, take_batch
 from hocket.kernels.models.windows import Text, Windows, Words64, draw
-from hocket.kernels.nearness import prefetch
+from hocket.kernels.nearness import prefetch_to_write
 
 GROUP = 6
 """Outputs that are scored and changed together: a centre and five negatives, in as many registers."""
@@ -134,7 +134,7 @@ def step_group(
 @kernel
 def fetch_row(x: Floats, at: int, dim: int) -> None:
     for d in range(0, dim + LANES - 1, LANES):
-        prefetch(x, at + d)
+        prefetch_to_write(x, at + d)
 
 
 @kernel
