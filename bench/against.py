@@ -3,7 +3,8 @@
     python bench/against.py OTHER/src [CASE ...]
 
 Every run is a process of its own, so that each imports its own Hocket; the two take turns. The ratio is this one's
-samples a second over the other's; for `sim`, the other's real seconds over this one's.
+samples a second over the other's; for `sim`, the other's real seconds over this one's. A round that other processes
+disturb is made again.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from common import say_where, undisturbed
 
 HERE = Path(__file__).parents[1] / "src"
 ROUNDS = 7
 
 CASES: dict[str, dict[str, Any]] = {
     "serial": dict(task="mnist-mlp", strategy="serial", workers=1, engine="threads", batch=64, steps=1500),
-    "allreduce-64": dict(task="mnist-mlp", strategy="allreduce", workers=2, engine="mpi", batch=64, steps=1500),
+    "allreduce-64": dict(task="mnist-mlp", strategy="allreduce", workers=2, engine="mpi", batch=64, steps=6000),
     "allreduce-512": dict(task="mnist-mlp", strategy="allreduce", workers=2, engine="mpi", batch=512, steps=290),
     "torch": dict(task="mnist-mlp", strategy="allreduce", workers=2, engine="torch", batch=64, steps=400),
-    "local-sgd": dict(task="mnist-mlp", strategy="local-sgd", workers=2, engine="mpi", batch=64, steps=1500),
+    "local-sgd": dict(task="mnist-mlp", strategy="local-sgd", workers=2, engine="mpi", batch=64, steps=6000),
     "server": dict(
         task="mnist-mlp", strategy="server:mode=async,stale=none", workers=2, engine="mpi", batch=512, steps=290
     ),
@@ -60,6 +64,7 @@ def measure(src: Path, case: dict[str, Any]) -> tuple[float, float]:
 
 def main() -> None:
     other, *names = sys.argv[1:] or sys.exit(__doc__)
+    say_where()
     for name in names or CASES:
         found: dict[Path, list[tuple[float, float]]] = {HERE: [], Path(other): []}
         cases = {HERE: CASES[name] | HERE_ALONE.get(name, {}), Path(other): CASES[name]}
@@ -67,7 +72,7 @@ def main() -> None:
             measure(src, cases[src])
         for _ in range(ROUNDS):
             for src, runs in found.items():
-                runs.append(measure(src, cases[src]))
+                runs.append(undisturbed(partial(measure, src, cases[src])))
         ratios = [a / b for (a, _), (b, _) in zip(*found.values(), strict=True)]
         medians = [statistics.median(speed for speed, _ in runs) for runs in found.values()]
         accuracies = [statistics.median(accuracy for _, accuracy in runs) for runs in found.values()]

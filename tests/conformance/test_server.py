@@ -115,9 +115,9 @@ def test_one_downpour_worker_that_reads_each_of_its_pushes_is_serial(tmp_path: P
 
 
 def test_the_staleness_of_a_sum_is_that_of_its_oldest_gradient(tmp_path: Path) -> None:
-    """Two workers push every second step and read at each: the oldest was computed at the read after the last push."""
-    run(tmp_path, "server:mode=async,stale=none,lookahead=0,push_every=2", workers=2, stragglers="")
-    for worker in (0, 1):
+    """Workers push every fourth step and read at each: the oldest was computed at the read after the last push."""
+    run(tmp_path, "server:mode=async,stale=none,lookahead=0,push_every=4", workers=4, stragglers="")
+    for worker in range(4):
         log = [update for update in updates(tmp_path) if update["worker"] == worker]
         for before, update in pairwise(log):
             between = update["read"] - before["version"]

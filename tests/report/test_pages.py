@@ -17,7 +17,7 @@ from told import leave_run
 import hocket
 from hocket.app import cli
 from hocket.core.errors import UserError
-from hocket.report import charts, formulas, live, tensorboard
+from hocket.report import charts, formulas, live, shares, tensorboard
 from hocket.report.across import MEASURES, across, measured
 from hocket.report.live import make_server
 from hocket.report.page import page_data, render
@@ -148,7 +148,7 @@ def test_damaged_and_foreign_folders_are_named_and_the_rest_reported(
     (tmp_path / "empty").mkdir()
     assert cli.run(["report", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert "1 runs in" in said.out
+    assert "1 run in" in said.out
     for name, why in (("cut", ""), ("foreign", "another version"), ("spec", "")):
         line = next(line for line in said.err.splitlines() if f"{tmp_path / name} " in line)
         assert "cannot be read, and is left out" in line and why in line
@@ -231,7 +231,7 @@ def test_every_measure_can_be_drawn_against_workers(tmp_path: Path, measure: str
         leave_run(tmp_path / str(workers), "allreduce", workers)
     groups = grouped(read_records([tmp_path])[0])
     figure = across(groups, {"title": "t", "x": "workers", "y": measure}, "time", 0)
-    empty = ("lock_wait", "distance", "time_to_tenth_loss")
+    empty = ("words_per_s", "lock_wait", "distance", "time_to_tenth_loss")
     assert (figure is None) == (measure in empty)
     if figure is not None:
         assert figure.series[0].x == [2, 4] and figure.x.label == "workers"
@@ -382,6 +382,7 @@ def test_a_watch_shows_runs_as_far_as_they_have_come(tmp_path: Path) -> None:
     assert data["verdict"][0] == "1 under way: a."
     lines = {figure["name"]: figure["series"] for figure in data["sections"][0]["figures"]}
     (going,) = (line for line in lines["loss-time-time"] if "gossip" in line["name"])
+    assert not any("ranked" in line for line in live.seen(tmp_path / "a")["verdict"])
     assert going["name"].endswith("(going on)") and not any("Never" in line for line in data["verdict"])
     assert (going["x"], going["y"]) == ([1.5, 3.0], [0.5, 0.4])
 
@@ -416,6 +417,15 @@ def test_a_name_leaves_out_what_most_have_in_common(tmp_path: Path) -> None:
     groups = grouped(read_records([tmp_path])[0])
     assert [group.name for group in groups] == ["serial", "gossip", "elastic", "serial lr=0.2"]
     assert page(tmp_path)["sections"][0]["says"].endswith("Where a name does not say otherwise: lr=0.1.")
+
+
+def test_settings_of_another_version_may_be_of_any_kind(tmp_path: Path) -> None:
+    for i in (1, 2, 3):
+        with (leave_run(tmp_path / str(i), lr=i / 10) / "spec.toml").open("a") as file:
+            file.write(f"\ncolours = [{i // 3}]\n")
+    assert [group.name for group in grouped(read_records([tmp_path])[0])] == [
+        "lr=0.1", "lr=0.2", "lr=0.3 colours=[1]",
+    ]  # fmt: skip
 
 
 def test_names_are_never_alike(tmp_path: Path) -> None:
@@ -453,3 +463,19 @@ def test_a_long_tail_of_staleness_is_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps(result))
     figure = charts.staleness(grouped(read_records([tmp_path])[0]))
     assert figure is not None and figure.series[0].x == [0, 1, 2, 3, 99999998, 99999999]
+
+
+def test_the_time_of_each_worker_is_shown(tmp_path: Path) -> None:
+    """Over all seeds, so that a slow one is seen; those alone have no figure of their own."""
+    leave_run(tmp_path / "alone", "serial", 1)
+    for seed in (0, 1):
+        path = leave_run(tmp_path / str(seed), "allreduce", 2, seed) / "result.json"
+        result = json.loads(path.read_text())
+        result["per_worker"][1] |= {"computing": 0.5, "waiting": 2.0}
+        path.write_text(json.dumps(result))
+    figure = shares.worker_split(grouped(read_records([tmp_path])[0]), "time")
+    assert figure is not None
+    split = {one.name: one.y for one in figure.series}
+    assert figure.series[0].x == ["allreduce × 2, worker 0", "allreduce × 2, worker 1"]
+    assert split["computing"] == pytest.approx([2 / 3, 1 / 6])
+    assert split["waiting for others"] == pytest.approx([1 / 6, 2 / 3])

@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.core.comm import Rank
 from hocket.core.replica import Gradient, Replica
+from hocket.core.state import Kept
 from hocket.core.weight import Weight
 from hocket.core.worker import Worker
 from hocket.strategies import strategy
@@ -44,6 +45,27 @@ def test_an_optimizer_that_is_reset_counts_its_steps_anew(make: Any) -> None:
         return ends(rank, "serial", 4, lambda p: make(p, lr=0.01), 1.0)
 
     assert on_sim(main, 1)[0] == pytest.approx(10 * on_sim(fresh, 1)[0], rel=1e-4)
+
+
+def test_push_sum_leaves_with_the_mean_of_what_it_kept() -> None:
+    """Each judges z = x / weight, but it is the sum of all x that mixing conserves, whatever the weights."""
+
+    def main(rank: Rank) -> float:
+        kept = Kept()
+        model = Replica(nn.Linear(1, 1, bias=False))
+        model.x.fill_(float(rank.comm.rank))
+        optimizer = torch.optim.SGD(model.parameters, lr=0.0)
+        worker = Worker(rank.comm, rank.clock, model, optimizer, 5, optimizer.step, kept=kept)
+        running = strategy.make("gossip:kind=sgp").worker(worker)
+        next(running)
+        kept.values["weight"].fill_(0.5 + 0.5 * rank.comm.rank)
+        worker.step += 1
+        running.send(Gradient(model.g.zero_(), Weight(1, rank.comm.size)))
+        with pytest.raises(StopIteration):
+            running.send(None)
+        return model.x.item()
+
+    assert on_sim(main, 3) == pytest.approx([1.0, 1.0, 1.0])
 
 
 def drifting(text: str) -> list[list[list[float]]]:

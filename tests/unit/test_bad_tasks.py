@@ -84,3 +84,20 @@ def test_a_mistake_that_only_a_rank_meets(after: int, status: int, capsys: pytes
     record = json.loads(printed.out)
     assert record["verdict"] == "crashed" and "planted" in record["error"]
     assert record == json.loads(Path("run/result.json").read_text())
+
+
+RAGGED = """
+import torch, hocket
+class Ragged(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i): return torch.zeros(2 if i < 40 else 3), torch.tensor(0)
+task = hocket.Task(model=lambda: torch.nn.Linear(2, 2), data=(Ragged(), Ragged()), batch=4, epochs=1)
+"""
+
+
+def test_samples_that_make_no_batch_are_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ragged.py").write_text(RAGGED)
+    assert cli.run(["train", "ragged.py:task", "--engine", "threads"]) == 2
+    *_, ours = said = capsys.readouterr().err.splitlines()
+    assert ours.startswith("hocket: Task.data: these samples make no batch") and "[2] at entry" in ours
+    assert not any("Traceback" in line for line in said)

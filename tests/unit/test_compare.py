@@ -31,7 +31,8 @@ def test_it_takes_turns_and_says_who_won(
     for row in rows:
         assert len(row["folders"]) == 2
         for folder in row["folders"]:
-            assert (Path(folder) / "result.json").exists()
+            curve = json.loads((Path(folder) / "result.json").read_text())["curve"]
+            assert curve[0]["epoch"] == pytest.approx(0.2, abs=0.03), "five looks an epoch"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,9 @@ def test_every_setting_of_train_is_one_of_compare_and_of_tune() -> None:
     ],
 )
 def test_refused_in_python(given: dict[str, Any], line: str) -> None:
+    settings: dict[str, Any] = {"strategies": ["serial"], "engine": "sim", "progress": False}
     with pytest.raises(hocket.UserError, match=line):
-        hocket.compare("digits", **({"strategies": ["serial"], "engine": "sim", "progress": False} | given))
+        hocket.compare("digits", **settings | given)
 
 
 def test_a_runs_own_file_has_the_other_settings(

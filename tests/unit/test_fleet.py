@@ -163,7 +163,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "not compressed": dict(compress="int8"),
     "does not go with accumulate": dict(accumulate=2),
     "does not go with autocast": dict(autocast="bf16"),
-    "does not go with overlap": dict(strategy="allreduce:overlap=on"),
+    "sends while gradients are computed": dict(strategy="allreduce:overlap=on"),
     "no events for a timeline": dict(timeline=True, out="never"),
     "does not go with layout": dict(layout="tensor=2"),
     "without samples": dict(optimizer="adam", workers=3),

@@ -168,6 +168,18 @@ def test_a_checkpoint_of_another_strategy_is_refused_in_the_users_words(
     assert line in str(said.value)
 
 
+def test_a_checkpoint_of_other_workers_is_refused(tmp_path: Any) -> None:
+    def main(what: str) -> None:
+        with hocket.join() as team:
+            model = net()
+            team.prepare(model, sgd(model))
+            getattr(team, what)(tmp_path / "saved")
+
+    on_threads(lambda _: main("save"), 2)
+    with pytest.raises(hocket.UserError, match=r"saved by 2 workers, in a loop of your own: .* use 2 workers"):
+        main("load")
+
+
 def test_a_damaged_checkpoint_is_a_users_mistake_on_every_rank(tmp_path: Any) -> None:
     (tmp_path / "saved").write_bytes(b"no checkpoint")
 

@@ -37,7 +37,7 @@ def report(
         typer.echo(f"hocket: {line}", err=True)
     path = out or runs[0] / PAGE
     write_page(path, records, problems, title or story.title or runs[0].resolve().name, story)
-    typer.echo(f"{len(records)} runs in {path}")
+    typer.echo(f"{len(records)} run{'s' * (len(records) != 1)} in {path}")
     if figures:
         typer.echo(f"{write_figures(figures, records, story)} figures in {figures}")
     if tensorboard:

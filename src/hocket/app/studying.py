@@ -59,4 +59,5 @@ def _run(name: str, changes: dict[str, str], quick: bool, out: Path | None, figu
     write_answer(out, asked, outcome.folders, outcome.notes, rows, figures)
     for note in outcome.notes:
         typer.echo(f"left out: {note}", err=True)
-    typer.echo(f"{len(outcome.folders)} runs; table: {out / 'table.csv'}; report: {out / PAGE}")
+    count = len(outcome.folders)
+    typer.echo(f"{count} run{'s' * (count != 1)}; table: {out / 'table.csv'}; report: {out / PAGE}")

@@ -40,11 +40,13 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
     if saved == workers:
         return found
     first, *others = found.states
-    at_the_end = "steps_per_epoch" in about and about["step"] % about["steps_per_epoch"] == 0
+    has_epochs = "steps_per_epoch" in about  # a loop of the user's has none that are known here
+    at_the_end = has_epochs and about["step"] % about["steps_per_epoch"] == 0
     alike = all(_alike(first[key], other[key]) for other in others for key in ("replica", "optimizer", "kept"))
     shared = about["servers"] or any(state["mail"] or state["shared"] for state in found.states)
     if shared or not at_the_end or not alike:
-        why = "not at the end of an epoch" if not at_the_end else "not all in the same state"
+        early = "not at the end of an epoch" if has_epochs else "in a loop of your own"
+        why = "not all in the same state" if at_the_end else early
         raise UserError(f"{path} was saved by {saved} workers, {why}: it goes on with as many; use {saved} workers")
     step = about["step"] // about["steps_per_epoch"] * here["steps_per_epoch"]
     states = [found.states[r] if r < saved else _newcomer(first) for r in range(workers)]

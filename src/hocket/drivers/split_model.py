@@ -18,7 +18,6 @@ from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
 from hocket.drivers.session import Session
 from hocket.layouts.blueprint import Blueprint, CannotRecord, blueprint_of
-from hocket.layouts.dropout import watch_for_drawing
 from hocket.layouts.mesh import Layout, Mesh
 from hocket.layouts.microbatches import pieces
 from hocket.layouts.pipeline import least_samples
@@ -133,6 +132,5 @@ def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer:
     own = dict(zip(map(placed.portion.name_of, placed.replica.names), placed.replica.parameters, strict=True))
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [own[name] for name in wanted]
-    watch_for_drawing(placed.replica.model)
     placed.portion.optimized = [name for wanted in groups for name in wanted]
     return placed

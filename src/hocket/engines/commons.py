@@ -17,6 +17,9 @@ from hocket.kernels.memory import meeting as kernels
 from hocket.kernels.memory.block import Block
 
 _ROWS_BYTES, _LONGEST_ROW, _SHORTEST_ROW = 64 << 20, 1 << 20, 1 << 16
+_ROW_OF_TWO = 1 << 18
+"""Two ranks go over a whole row of each other's, and not a slice: with their own and what it is added to, it should
+stay in a core's own cache."""
 SPIN_S, CROWDED_S = (1e-3, 2e-2), (2e-5, 2e-5)
 """How long a rank that waits keeps its core busy before it sleeps, at least and at most: to wake 16 sleepers takes
 longer than to sum their vectors. Where others want the core, it offers them that meanwhile, and sleeps soon."""
@@ -48,7 +51,8 @@ class Patience:
 
 def row_bytes(size: int, room: int = _ROWS_BYTES) -> int:
     """What a rank lays down at a time: much, since all have to meet for it, but rows should fit into the caches."""
-    return max(min(_LONGEST_ROW, min(room, _ROWS_BYTES) // (2 * size)) // 64 * 64, _SHORTEST_ROW)
+    longest = _ROW_OF_TWO if size == 2 else _LONGEST_ROW
+    return max(min(longest, min(room, _ROWS_BYTES) // (2 * size)) // 64 * 64, _SHORTEST_ROW)
 
 
 def nbytes(size: int, room: int = _ROWS_BYTES) -> int:

@@ -170,6 +170,11 @@ class Link:
             if not self._closed:
                 self._socket.sendall(head.encode() + b"\n" + blob)
 
+    def tell_status(self) -> None:
+        s = self.status.seen()
+        told = {"step": s.step, "samples": s.samples, "loss": s.loss, "lr": s.lr, "operation": s.operation}
+        self.tell("status", told)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -182,10 +187,8 @@ class Link:
 
     def _report(self) -> None:
         while not self._closed:
-            s = self.status.seen()
-            told = {"step": s.step, "samples": s.samples, "loss": s.loss, "lr": s.lr, "operation": s.operation}
             try:
-                self.tell("status", told)
+                self.tell_status()
             except OSError:
                 return
             time.sleep(STATUS_S)

@@ -48,6 +48,7 @@ def run_started(link: Link, start: dict[str, Any], brake: Brake) -> int:
     except BaseException as error:
         operation = operation_of(error, status)
         word = {"operation": operation, "reason": named(error), "traceback": traceback.format_exc()}
+        link.tell_status()  # whether anything was trained decides what the command says
         link.tell("error", word)
         return 1
 

@@ -15,7 +15,7 @@ from hocket.core.modules import check_module
 from hocket.core.replica import Replica
 from hocket.layouts.blueprint import Blueprint, give_memory
 from hocket.layouts.domain import tiled
-from hocket.layouts.dropout import check_dropout, drop_alike
+from hocket.layouts.dropout import check_dropout, drop_alike, watch_for_drawing
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.pipeline import ends_of, layers_of, stage
 from hocket.layouts.portion import Outline, PartOfIt, origins
@@ -80,6 +80,8 @@ def place(
     found = origins(outline, part)
     if isinstance(model, Blueprint):
         give_memory(part)
+    if mesh.within.size > 1:
+        watch_for_drawing(part)
     replica = Replica(part, device)
     if isinstance(model, Blueprint):
         _fill(replica, found, model, mesh.everyone)

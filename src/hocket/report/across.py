@@ -59,6 +59,7 @@ _OF_A_RUN: dict[str, tuple[str, Callable[[Record], Any]]] = {
     "seconds_per_epoch": ("{clock} of an epoch, s", _per_epoch),
     "seconds_per_step": ("{clock} of a step, s", _in_a_step("seconds")),
     "samples_per_s": ("samples a second", lambda record: record["samples_per_s"]),
+    "words_per_s": ("words a second", lambda record: record["words_per_s"]),
     "megabytes": ("sent by all ranks, MB", lambda record: (record["bytes_sent"] or 0) / 1e6),
     "staleness": ("mean staleness, updates", lambda record: (record["staleness"] or {}).get("mean")),
     "time_to_target": ("{clock} to the target, s", lambda record: record["time_to_target"]),

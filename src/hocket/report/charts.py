@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.measure.result import TIMES
 from hocket.report.figures import Axis, Figure, Series
 from hocket.report.records import Group, Naming, Record, by_target
 
 _CURVES = 6
 """Lines that can be told apart at a glance; a reader may choose more."""
-_BARS = 40
+BARS = 40
+"""As many as can be read below each other."""
 _COMMANDS = 12
 _WIDE = 5
 """Between the ends of the shortest and the longest run, from where on time is drawn on a log axis."""
@@ -168,13 +168,13 @@ def time_to_target(timed: Sequence[Group], clock: str) -> Figure | None:
     if not any(group.reached for group in timed):
         return None
     timed = sorted(timed, key=lambda group: (statistics.median(group.times), -group.reached))
-    dropped, timed = timed[_BARS:], timed[:_BARS]
+    dropped, timed = timed[BARS:], timed[:BARS]
     found = [spread(group.times) if group.reached == len(group.records) else None for group in timed]
     text = [f"{times[0]:.3g}" if times else _never(group) for group, times in zip(timed, found, strict=True)]
     middle, low, high = ([times[i] if times else None for times in found] for i in range(3))
     series = Series("time to target", [group.name for group in timed], middle, low, high, text=text)
     says = "Medians and ranges over seeds, where every run got there."
-    says += f" The {len(dropped)} slowest of {len(dropped) + _BARS} are in the table only." if dropped else ""
+    says += f" The {len(dropped)} slowest of {len(dropped) + BARS} are in the table only." if dropped else ""
     return Figure(
         f"target-{clock.split()[0]}",
         f"Time to the target {timed[0].first['target']:g}",
@@ -224,32 +224,6 @@ def speedup(groups: Sequence[Group], clock: str) -> Figure | None:
         series,
         says,
         command_of(groups),
-    )
-
-
-def time_split(groups: Sequence[Group], clock: str) -> Figure | None:
-    shown = [group for group in groups if group.good and any(TIMES[0] in w for w in group.good[0]["per_worker"])][
-        :_BARS
-    ]
-    if not shown:
-        return None
-    shares: dict[str, list[float | None]] = {name: [] for name in TIMES}
-    for group in shown:
-        workers = [worker for record in group.good for worker in record["per_worker"]]
-        total = sum(worker["seconds"] for worker in workers) or 1.0
-        for name in TIMES:
-            shares[name].append(sum(worker[name] for worker in workers) / total)
-    names = [group.name for group in shown]
-    words = {"waiting": "waiting for others", "locks": "waiting for locks"}
-    series = [Series(words.get(name, name), list(names), shares[name]) for name in TIMES]
-    return Figure(
-        f"split-{clock.split()[0]}",
-        "Where the workers' time went",
-        "stacks",
-        Axis(""),
-        Axis("share of the time", zero=True, percent=True),
-        series,
-        command=command_of(shown),
     )
 
 
@@ -303,7 +277,7 @@ def _stalest(series: Sequence[Series]) -> list[str]:
 
 def consensus(groups: Sequence[Group]) -> Figure | None:
     apart = [(group, group.values("consensus_distance")) for group in groups]
-    apart = [(group, values) for group, values in apart if values and max(values) > _ROUNDING][:_BARS]
+    apart = [(group, values) for group, values in apart if values and max(values) > _ROUNDING][:BARS]
     if not apart:
         return None
     found = [spread(values) for _, values in apart]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from hocket.report import charts
+from hocket.report import charts, shares
 from hocket.report.across import across
 from hocket.report.figures import Figure
 from hocket.report.records import Group, Naming, Record, comparable, told
@@ -59,7 +59,7 @@ def page_data(
     if problems or story.notes:
         sections.append(_plain("Left out", notes=[*story.notes, *problems]))
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    made = f"{len(records)} runs; made {now} with Hocket {__version__}."
+    made = f"{len(records)} run{'s' * (len(records) != 1)}; made {now} with Hocket {__version__}."
     told = [line for line in (story.question, *words, story.says) if line]
     return {"title": title, "verdict": told, "sections": sections, "made": made}
 
@@ -75,7 +75,8 @@ def figures_of(groups: Sequence[Group], clock: str, asked: Sequence[Mapping[str,
         *charts.times_to_targets(groups, clock),
         charts.speedup(groups, clock),
         *charts.learning(groups, clock),
-        charts.time_split(groups, clock),
+        shares.time_split(groups, clock),
+        shares.worker_split(groups, clock),
         charts.staleness(groups),
         charts.consensus(groups),
         *charts.heat_maps(groups),
@@ -101,7 +102,9 @@ def _section(task: str, groups: Sequence[Group], clock: str, asked: Sequence[Map
 
 def _lead(groups: Sequence[Group]) -> str:
     usual = Naming.of([group.first for group in groups]).usual
-    says = "Lines are medians over seeds, bands their range; a run that stopped at its target keeps its last value."
+    says = "Lines are medians over seeds, bands their range"
+    stopped = any(record["verdict"] == "reached-target" for group in groups for record in group.records)
+    says += "; a run that stopped at its target keeps its last value." if stopped else "."
     return says + (f" Where a name does not say otherwise: {told(usual)}." if usual else "")
 
 

@@ -250,8 +250,9 @@ class Naming:
 
 def _of_most(values: Sequence[Any]) -> Any:
     """What more than half of them are; None if there is no such value, or if one is not known."""
-    value, count = Counter(values).most_common(1)[0]
-    return value if 2 * count > len(values) and None not in values else None
+    texts = [json.dumps(value, default=str) for value in values]
+    text, count = Counter(texts).most_common(1)[0]
+    return values[texts.index(text)] if 2 * count > len(values) and None not in values else None
 
 
 def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,9 @@ def _bars(axes: Axes, figure: Figure, stacked: bool = False) -> None:
         for place, length in zip(places, lengths, strict=True):
             before[place] += length
     axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    if not any(value is not None for series in figure.series for value in series.y):
+        axes.set_xlim(0, 1)
     axes.set_xlabel(figure.y.label)
     if figure.y.percent:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")

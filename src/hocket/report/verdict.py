@@ -10,6 +10,9 @@ from hocket.report.records import Group, by_target
 
 def verdict(groups: Sequence[Group], clock: str) -> list[str]:
     """Of runs that can be compared: one task, one kind of time. The first line says which."""
+    groups = [group for group in groups if not group.first.going]
+    if not groups:
+        return []
     fastest = [line for target, timed in by_target(groups).items() for line in _fastest(target, timed, clock)]
     lines = [*(fastest or _best(groups)), *_failures(groups)]
     first, *others = lines or ["Nothing of these runs can be ranked: none has a target, and none failed."]

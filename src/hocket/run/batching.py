@@ -153,7 +153,7 @@ def _other_ways(plan: Plan) -> str:
         "accumulate": plan.accumulate > 1,
         "autocast": plan.autocasts,
         "loaders": plan.loaders,
-        "overlap": plan.made_strategy.sends_early,
+        "a strategy that sends while gradients are computed": plan.made_strategy.sends_early,
     }
     found = " and ".join(name for name, is_given in ways.items() if is_given)
     return f"that does not go with {found}" if found else ""

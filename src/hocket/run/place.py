@@ -31,7 +31,8 @@ def make_folder(out: Path, force: bool) -> None:
     try:
         out.mkdir(parents=True, exist_ok=force)
     except FileExistsError:
-        raise UserError(f"{out} exists already; choose another --out, or replace the runs in it with --force") from None
+        what = ", or replace the runs in it with --force" if out.is_dir() else ": a file is called so"
+        raise UserError(f"{out} exists already; choose another --out{what}") from None
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
 

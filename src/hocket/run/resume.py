@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hocket.tasks import Task
 
 def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Task | None = None) -> Result:
     """Run on in the same folder, with some settings changed."""
+    asked_s = time.monotonic()
     if not os.path.isfile(folder / "spec.toml"):
         raise UserError(f"{folder} is no run's folder: it has no spec.toml; give the folder that 'hocket train' made")
     values = read_toml(folder / "spec.toml")
@@ -41,10 +43,10 @@ def resume(folder: Path, changes: Mapping[str, Any], display: Display, task: Tas
     _check_unfinished(folder, before, training)
     if not checkpoint:
         display.note(f"{folder} had not come to its first checkpoint: it starts from the beginning")
-        return training.run(folder, force=True, display=display)
+        return training.run(folder, force=True, display=display, asked_s=asked_s)
     if (done := epochs_done(checkpoint)) >= training.epochs:
         raise UserError(f"{folder} has done {done:g} of {training.epochs:g} epochs; give it more, such as epochs=N")
-    return training.run(folder, display=display)
+    return training.run(folder, display=display, asked_s=asked_s)
 
 
 def _newest(folder: Path) -> Path | None:

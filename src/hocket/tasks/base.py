@@ -271,7 +271,12 @@ class SampleSet:
         if hasattr(self._dataset, "take"):
             inputs, targets = self._dataset.take(index)
             return inputs, targets
-        inputs, targets = default_collate([self._dataset[i] for i in index.tolist()])
+        samples = [self._dataset[i] for i in index.tolist()]
+        try:
+            inputs, targets = default_collate(samples)
+        except (RuntimeError, TypeError, ValueError) as error:
+            line = " ".join(str(error).split())
+            raise UserError(f"Task.data: these samples make no batch, give all one shape and type: {line}") from None
         return inputs, targets
 
     @property
