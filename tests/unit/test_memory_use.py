@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import hocket
 from hocket.core.memory_use import untouched_zeros
+from hocket.tasks.base import SampleSet
 
 CPU = torch.device("cpu")
 
@@ -34,3 +38,25 @@ def test_they_take_memory_when_they_are_written() -> None:
     assert resident() - before < length
     zeros.fill_(1)
     assert resident() - before > 3 * length
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "sim", "strategy": "allreduce"},
+        {"engine": "sim", "strategy": "allreduce", "validation": 0.1},
+        {"engine": "threads", "strategy": "hogwild"},
+        {"engine": "fleet", "strategy": "local-sgd"},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_a_run_that_is_over_holds_no_samples(settings: dict[str, Any]) -> None:
+    """A study makes hundreds of runs in one process."""
+
+    def held() -> int:
+        gc.collect()
+        return sum(type(thing) is SampleSet for thing in gc.get_objects())
+
+    before = held()
+    hocket.fit("digits", steps=2, workers=2, **settings)
+    assert held() <= before
