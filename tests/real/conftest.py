@@ -19,3 +19,8 @@ def _end_what_was_started() -> Iterator[None]:
     for pid in descendants() - before:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def pytest_configure() -> None:
+    """Whoever starts the tests in the background of a script has them ignore Ctrl-C, which they send themselves."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
