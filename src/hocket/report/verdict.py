@@ -27,8 +27,8 @@ def _fastest(value: float, timed: Sequence[Group], clock: str) -> list[str]:
     if not there:
         how = "in some runs, but in all of no setting" if any(group.reached for group in timed) else "in no run"
         return [f"{target} was reached {how}.", *_best(timed)]
-    best = there[0]
-    line = f"{target} was reached first by {best.name}, in {_told(best.times)} ({clock})"
+    best, virtual = there[0], " (virtual time)" * clock.startswith("virtual")
+    line = f"{target} was reached first by {best.name}, in {_told(best.times)}{virtual}"
     if len(there) > 1:
         second = there[1]
         ratio = statistics.median(second.times) / max(statistics.median(best.times), 1e-12)
