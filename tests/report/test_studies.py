@@ -133,6 +133,28 @@ def test_a_study_leaves_runs_tables_and_a_page_and_repeats_nothing(
     assert "4 of 5 runs are there already" in capsys.readouterr().err
 
 
+def test_a_part_of_a_study_now_and_the_rest_another_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pandas")
+    out = tmp_path / "out"
+    command = ["study", str(written(tmp_path)), "--out", str(out)]
+    for only, fragment in (
+        ("workers=7", "--only workers=7 leaves nothing of the study mine; it has 1, 2"),
+        ("accumulate=2", "none of its runs sets that"),
+        ("engine", "--only must be KEY=VALUE"),
+    ):
+        assert cli.run([*command, "--only", only]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert fragment in line and not out.exists()
+    assert cli.run([*command, "--only", "workers=2", "--only", "strategy=allreduce"]) == 0
+    assert "4 of 5 runs, for another time" in capsys.readouterr().err
+    (first,) = out.glob("runs/*/result.json")
+    assert "4 of 5 runs, for another time" in (out / "report.html").read_text()
+    before = first.stat().st_mtime_ns
+    assert cli.run(command) == 0
+    assert len(list(out.glob("runs/*/result.json"))) == 4 and first.stat().st_mtime_ns == before
+    assert "another time" not in (out / "report.html").read_text()
+
+
 def told(path: Path) -> dict[str, Any]:
     """What a page shows."""
     page: dict[str, Any] = json.loads(path.read_text().partition('id="data">')[2].partition("</script>")[0])

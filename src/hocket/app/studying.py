@@ -20,6 +20,10 @@ def study(
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A small grid for minutes on 2 cores, or all of it.")
     ] = True,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Run those now that have this setting, and the rest another time."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder; a study goes on with what is there. [runs/study-NAME-quick]", show_default=False),
@@ -35,10 +39,12 @@ def study(
         for known, question in built_in().items():
             typer.echo(f"{known:20}{question}")
         return
-    _run(name, pairs(words or [], "a setting"), quick, out, figures)
+    _run(name, pairs(words or [], "a setting"), pairs(only or [], "--only"), quick, out, figures)
 
 
-def _run(name: str, changes: dict[str, str], quick: bool, out: Path | None, figures: Path | None) -> None:
+def _run(
+    name: str, changes: dict[str, str], only: dict[str, str], quick: bool, out: Path | None, figures: Path | None
+) -> None:
     from hocket.app.display import choose
     from hocket.lab import collectives_study
     from hocket.lab import study as lab
@@ -50,7 +56,7 @@ def _run(name: str, changes: dict[str, str], quick: bool, out: Path | None, figu
     out = out or Path("runs") / f"study-{asked.name}{'-quick' * quick}"
     display = choose(quiet=False)
     try:
-        outcome = lab.run(asked, out, display)
+        outcome = lab.run(asked, out, display, only)
         rows, notes = collectives_study.run(asked.collectives, out, display) if asked.collectives else ([], [])
         outcome.notes += notes
     except KeyboardInterrupt:

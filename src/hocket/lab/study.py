@@ -56,22 +56,27 @@ class Pace:
         return f", about {_duration(seconds)} left"
 
 
-def run(study: Study, out: Path, display: Display) -> Outcome:
-    """Run what is not finished yet. A study that was killed loses the run that was going on, and nothing else."""
+def run(study: Study, out: Path, display: Display, only: Mapping[str, str] | None = None) -> Outcome:
+    """Run what is not finished yet. A study that was killed loses the run that was going on, and nothing else. `only`
+    cells with these settings get their turn now, where some are wanted."""
+    chosen = _with_settings(study, only or {})
     make_folder(out, force=True)
     write_down(out, study, over=False)  # for who looks while it goes on
     impossible: dict[str, list[str]] = defaultdict(list)
     refused: set[str] = set()
-    todo = [(cell, seed) for cell, seed in study.runs() if not finished(out / RUNS / cell.folder(seed), cell, seed)]
+    missing = [(cell, seed) for cell, seed in study.runs() if not finished(out / RUNS / cell.folder(seed), cell, seed)]
     total = len(study.cells) * study.seeds
-    if len(todo) < total:
-        display.note(f"{total - len(todo)} of {total} runs are there already")
+    if len(missing) < total:
+        display.note(f"{total - len(missing)} of {total} runs are there already")
+    todo = [(cell, seed) for cell, seed in missing if cell in chosen]
+    if for_later := len(missing) - len(todo):
+        display.note(f"{for_later} of {total} runs are left for another time")
     pace = Pace(todo)
     while pace.left:
         cell, seed = pace.left[0]
-        number = total - len(pace.left) + 1
+        number = total - for_later - len(pace.left) + 1
         if cell.folder(0) not in refused:
-            display.note(f"run {number} of {total}{pace.told()}")
+            display.note(f"run {number} of {total - for_later}{pace.told()}")
             began = time.monotonic()
             if reason := _run_one(cell, seed, out, display):
                 refused.add(cell.folder(0))
@@ -82,7 +87,24 @@ def run(study: Study, out: Path, display: Display) -> Outcome:
         pace.left.pop(0)
     found = [out / RUNS / cell.folder(seed) for cell in study.cells for seed in range(study.seeds)]
     notes = [f"{', '.join(names)}: {reason}" for reason, names in impossible.items()]
+    if for_later:
+        notes.append(f"{for_later} of {total} runs, for another time; the same command without --only goes on")
     return Outcome([folder for folder in found if (folder / "result.json").is_file()], notes)
+
+
+def _with_settings(study: Study, only: Mapping[str, str]) -> list[Cell]:
+    """The cells that have these settings."""
+    chosen = study.cells
+    for key, value in only.items():
+        there = sorted({str(cell.values[key]) for cell in study.cells if key in cell.values})
+        if value not in there:
+            has = f"it has {', '.join(there)}" if there else "none of its runs sets that"
+            raise UserError(f"--only {key}={value} leaves nothing of the study {study.name}; {has}")
+        chosen = [cell for cell in chosen if str(cell.values.get(key)) == value]
+    if not chosen:
+        wanted = " ".join(f"{key}={value}" for key, value in only.items())
+        raise UserError(f"--only {wanted}: no run of the study {study.name} has all of these")
+    return chosen
 
 
 def _run_one(cell: Cell, seed: int, out: Path, display: Display) -> str:
