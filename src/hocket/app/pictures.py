@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hocket.core.errors import UserError
+from hocket.core.units import counted
 
 Folders = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold some.")]
 
@@ -37,7 +38,7 @@ def report(
         typer.echo(f"hocket: {line}", err=True)
     path = out or runs[0] / PAGE
     write_page(path, records, problems, title or story.title or runs[0].resolve().name, story)
-    typer.echo(f"{len(records)} run{'s' * (len(records) != 1)} in {path}")
+    typer.echo(f"{counted(len(records), 'run')} in {path}")
     if figures:
         typer.echo(f"{write_figures(figures, records, story)} figures in {figures}")
     if tensorboard:

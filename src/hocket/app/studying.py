@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hocket.app.options import pairs
+from hocket.core.units import counted
 
 
 def study(
@@ -65,5 +66,4 @@ def _run(
     write_answer(out, asked, outcome.folders, outcome.notes, rows, figures)
     for note in outcome.notes:
         typer.echo(f"left out: {note}", err=True)
-    count = len(outcome.folders)
-    typer.echo(f"{count} run{'s' * (count != 1)}; table: {out / 'table.csv'}; report: {out / PAGE}")
+    typer.echo(f"{counted(len(outcome.folders), 'run')}; table: {out / 'table.csv'}; report: {out / PAGE}")

@@ -7,6 +7,7 @@ import shlex
 from rich.console import Console
 from rich.table import Table
 
+from hocket.core.units import counted
 from hocket.measure.result import TIMES, Result
 
 _IN_WORDS = {"waiting": "waiting for others", "locks": "waiting for locks"}
@@ -30,7 +31,7 @@ def summary(result: Result) -> None:
         ("samples/s", number(result.samples_per_s, ",.0f"))
         if result.words_per_s is None
         else ("words/s", number(result.words_per_s, ",.0f")),
-        ("steps", f"{result.steps:,} ({result.epochs:g} epoch{'s' * (result.epochs != 1)})"),
+        ("steps", f"{result.steps:,} ({counted(result.epochs, 'epoch')})"),
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),
         *((f"test {name}", number(value)) for name, value in result.metrics.items()),
@@ -70,9 +71,7 @@ def _validation(result: Result) -> list[tuple[str, str]]:
         rows = [(f"validation {name}", "–" if value is None else f"{value:.4f}") for name, value in found.items()]
     if result.best is not None and result.best["epoch"] != result.epochs:
         value, epoch = result.best["metric"], result.best["epoch"]
-        rows.append(
-            ("best", f"{result.looks_at} {result.metric} {value:.4f} after {epoch:g} epoch{'s' * (epoch != 1)}")
-        )
+        rows.append(("best", f"{result.looks_at} {result.metric} {value:.4f} after {counted(epoch, 'epoch')}"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Durations and rates as people write them."""
+"""Durations, rates and counts as people write them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def bytes_per_second(text: str, what: str) -> float:
     if not SLOWEST <= value <= FASTEST:
         raise UserError(f"{what}: {shown(text)} is out of range; write a rate like 10Gbit or 6GB (a second)")
     return value
+
+
+def counted(n: float, what: str) -> str:
+    """`1 run`, `1,500 runs`, `2.5 epochs`."""
+    return f"{f'{n:,}' if isinstance(n, int) else f'{n:g}'} {what}{'s' * (n != 1)}"
 
 
 def _number(text: str, units: str, optional: bool = False) -> tuple[float, str] | None:

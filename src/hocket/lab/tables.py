@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from hocket.core.units import counted
 from hocket.lab.axes import described, written
 from hocket.lab.compare import Comparison, Row
 from hocket.lab.runs import Runs, overlap
@@ -49,9 +50,9 @@ def ranked(comparison: Comparison) -> list[Row]:
 def rule(comparison: Comparison) -> str:
     """How the runs were made, and when they stopped."""
     spec = comparison.spec
-    length = f"{spec.steps:,} steps" if spec.steps is not None else _count(comparison.epochs, "epoch")
+    length = f"{spec.steps:,} steps" if spec.steps is not None else counted(comparison.epochs, "epoch")
     ends = f"lasts {length}" if spec.target is None else f"stops at {spec.target:g}, or after {length}"
-    return f"{_count(comparison.seeds, 'run')} of each, in turns; every run {ends}. Medians (least–most)."
+    return f"{counted(comparison.seeds, 'run')} of each, in turns; every run {ends}. Medians (least–most)."
 
 
 def verdict(comparison: Comparison) -> str:
@@ -129,8 +130,4 @@ def _speed(runs: Runs) -> str:
 
 
 def _named(row: Row) -> str:
-    return f"{brief(row.strategy)} with {_count(row.workers, 'worker')}"
-
-
-def _count(n: float, what: str) -> str:
-    return f"{n:g} {what}{'s' * (n != 1)}"
+    return f"{brief(row.strategy)} with {counted(row.workers, 'worker')}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.errors import UserError
+from hocket.core.units import counted
 from hocket.engines.catalogue import engine
 from hocket.lab.axes import Values, Wish, applied, candidates, described, fitting, read
 from hocket.lab.runs import Runs
@@ -145,7 +146,7 @@ class Tuning:
     def halve(self, display: Display) -> None:
         """Train the candidates, for longer and longer, and let the better half go on each time."""
         spec, alive = self.training.spec, self.grid
-        who = f"{spec.strategy} on {spec.workers} worker{'s' * (spec.workers != 1)}"
+        who = f"{spec.strategy} on {counted(self.training.plan.workers, 'worker')}"
         for number, rung in enumerate(rungs(len(self.grid), self.budget), 1):
             alive = alive[: rung.candidates]
             display.note(f"tuning {who}, rung {number}: {len(alive)} candidates, {self._length(rung)} each")

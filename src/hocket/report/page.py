@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from hocket.core.units import counted
 from hocket.report import charts, shares
 from hocket.report.across import across
 from hocket.report.figures import Figure
@@ -59,7 +60,7 @@ def page_data(
     if problems or story.notes:
         sections.append(_plain("Left out", notes=[*story.notes, *problems]))
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    made = f"{len(records)} run{'s' * (len(records) != 1)}; made {now} with Hocket {__version__}."
+    made = f"{counted(len(records), 'run')}; made {now} with Hocket {__version__}."
     told = [line for line in (story.question, *words, story.says) if line]
     return {"title": title, "verdict": told, "sections": sections, "made": made}
 
