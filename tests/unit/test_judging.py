@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,24 @@ class TestValidation:
         samples = judged.take(torch.arange(len(judged)))
         assert result.validation_metrics["accuracy"] == pytest.approx(accuracy_of(result.state, samples), abs=1e-6)
         assert result.curve[-1]["samples"] == 60, "what is kept back is not trained on"
+
+    @pytest.mark.parametrize(
+        ("strategy", "engine"),
+        [
+            *itertools.product(["allreduce", "server:mode=async", "hogwild"], ["threads", "sim"]),
+            ("allreduce", "fleet"),
+        ],
+    )
+    def test_training_samples_are_judged_in_the_end_on_request(self, strategy: str, engine: str) -> None:
+        made = tiny.task(40, lr=0.5)
+        settings: dict[str, Any] = dict(strategy=strategy, engine=engine, epochs=2, workers=2)
+        without, result = fit(made, **settings), fit(made, **settings, train_metrics=True)
+        assert not without.train_metrics and "train_accuracy" not in without.to_json()
+        wanted = accuracy_of(result.state, tiny.samples(40))
+        assert result.to_json()["train_accuracy"] == pytest.approx(wanted, abs=1e-6)
+        assert result.train_loss == result.curve[-1]["train_loss"], "of the way there, as ever"
+        if engine != "threads":
+            assert result.curve == without.curve and result.test_metric == without.test_metric
 
     def test_in_fresh_processes(self) -> None:
         found, wanted = (fit(NAMED, engine=engine) for engine in ("torch", "threads"))

@@ -66,6 +66,7 @@ FIELDS = dict(
     target=st.none() | numbers,
     evaluate_every=st.none() | numbers,
     own_metrics=st.booleans(),
+    train_metrics=st.booleans(),
     timeline=st.booleans(),
     data=st.none() | words,
     test_data=st.none() | words,

@@ -35,6 +35,7 @@ def summary(result: Result) -> None:
         ("train loss", number(result.train_loss)),
         ("test loss", number(result.test_loss)),
         *((f"test {name}", number(value)) for name, value in result.metrics.items()),
+        *((f"train {name}", number(value)) for name, value in result.train_metrics.items()),
         *_validation(result),
         ("bytes sent", f"{result.bytes_sent:,}"),
         *_communication(result),

@@ -27,7 +27,7 @@ from hocket.drivers.batched import Rows
 from hocket.drivers.course import Verdict
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.held_back import held_back
-from hocket.drivers.judge import Judge, Score, finite
+from hocket.drivers.judge import Judge, finite
 from hocket.drivers.losses_of_all import LossesOfAll
 from hocket.drivers.own_loop import device_of
 from hocket.drivers.plan import Cadence, Plan
@@ -178,8 +178,11 @@ class AllAtOnce:
         self._first, self._all, self._at_once = first, self._rows.stack(), self._rows.at_once()
         alone: Any = Alone()
         judged = validation.to(device) if validation else None
-        self._judge = Judge(rank, alone, first, task, train, test.to(device), judged, of_each=plan.own_metrics)
-        self._tested: Score | None = None
+        self._judge = Judge(
+            rank, alone, first, task, train, test.to(device), judged, of_each=plan.own_metrics,
+            on_train=plan.train_metrics,
+        )  # fmt: skip
+        self._tested: dict[str, float | None] = {}
         optimizer = optim.make_flat(plan.optimizer, self._all.x, self._all.g, plan.lr, plan.momentum)
         self._schedule = Schedule(plan, optimizer, self._shards.steps, task.own_schedule)
         step = optim.clipped(optim.step_of(optimizer), self._all.g, plan.clip, _length_of_each)
@@ -322,7 +325,7 @@ class AllAtOnce:
             "stretches": {},
             "sending": 0.0,
             "locks": 0.0,
-            "tested": self._tested.named("test") if self._tested else {},
+            "tested": self._tested,
         }
         return [
             common

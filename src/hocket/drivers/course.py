@@ -21,7 +21,7 @@ from hocket.core.weight import Weight
 from hocket.drivers.checkpoint import Checkpoint, pack, read
 from hocket.drivers.fitting import check, for_workers
 from hocket.drivers.gradients import Gradients
-from hocket.drivers.judge import Judge, Score, finite, mean_replica
+from hocket.drivers.judge import Judge, finite, mean_replica
 from hocket.drivers.ledger import Ledger
 from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import report, tell_tensors
@@ -54,7 +54,10 @@ class Course:
         self.shards = Shards(len(train), plan.workers, plan.batch, plan.seed)
         self.stride = max(round(plan.evaluate_every * self.shards.steps), 1)
         """Steps between two points of the learning curve."""
-        self.judge = Judge(self.rank, session.group, gradients, task, train, test, validation, of_each=plan.own_metrics)
+        self.judge = Judge(
+            self.rank, session.group, gradients, task, train, test, validation, of_each=plan.own_metrics,
+            on_train=plan.train_metrics,
+        )  # fmt: skip
         self._piece = plan.piece
         self._clips = plan.clip if not plan.made_strategy.lockstep else 0.0
         """Where workers do not go in step, each clips its own gradient."""
@@ -64,7 +67,7 @@ class Course:
         if not charged_at_once:
             gradients.spans = session.trace.spans(self.clock)
         self._epochs_over = 0
-        self._tested: Score | None = None
+        self._tested: dict[str, float | None] = {}
         self.ledger = Ledger()
         self.verdict: Verdict = "finished"
         self.steps_done: Callable[[], int] = self._steps_done
@@ -369,7 +372,7 @@ class Course:
             "diverged_at_step": self.ledger.diverged_at,
             "stretches": {str(k): sums for k, sums in self.ledger.by_stretch.items()},
             "curve": self.judge.curve,
-            "tested": self._tested.named("test") if self._tested else {},
+            "tested": self._tested,
         }
         return report(self.session, seconds) | known | own | self.gradients.measured()
 

@@ -48,9 +48,10 @@ class Judge:
         validation: SampleSet | None,
         *,
         of_each: bool,
+        on_train: bool,
     ) -> None:
         self._rank, self._workers, self._gradients, self._task = rank, workers, gradients, task
-        self._train, self._test, self._of_each = train, test, of_each
+        self._train, self._test, self._of_each, self._on_train = train, test, of_each, on_train
         self.looks_at = "test" if validation is None else "validation"
         """What the learning curve, the goal and the best model go by."""
         self._judged = test if validation is None else validation
@@ -79,12 +80,16 @@ class Judge:
                 self._keep_best(score, step, epoch)
         return score
 
-    def in_the_end(self, values: Tensor) -> Score | None:
-        """The test samples, where others were judged until now; all workers call it together."""
-        if self._judged is self._test:
-            return None
+    def in_the_end(self, values: Tensor) -> dict[str, float | None]:
+        """By name what is found on the test samples, where others were judged until now, and on those that were trained
+        on, where that is wanted; all workers call it together."""
+        found: dict[str, float | None] = {}
         with self._gradients.replica.holding(values):
-            return self._together(self._test)
+            if self._judged is not self._test:
+                found |= self._together(self._test).named("test")
+            if self._on_train:
+                found |= self._together(self._train).named("train")
+        return found
 
     def _together(self, samples: SampleSet) -> Score:
         sums = self._gradients.evaluate(samples, self._share(len(samples)))

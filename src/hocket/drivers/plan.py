@@ -100,6 +100,8 @@ class Plan:
     """Epochs between two points of the learning curve."""
     own_metrics: bool
     """Whether each replica is judged by itself in the end."""
+    train_metrics: bool
+    """Whether the model is judged on the training samples in the end."""
     device: str
     trace: int
     """Events that each rank logs one by one."""

@@ -95,6 +95,8 @@ class Result:
     validation_loss: float | None = None
     validation_metrics: dict[str, float | None] = field(default_factory=dict)
     """On the validation samples, where there are any."""
+    train_metrics: dict[str, float | None] = field(default_factory=dict)
+    """On the training samples in the end, where that was asked for; `train_loss` is of the way there."""
     best: dict[str, Any] | None = None
     """The best point of the learning curve: its step, epoch and metric."""
     best_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
@@ -129,8 +131,8 @@ def by_name(values: dict[str, Any]) -> dict[str, Any]:
     """A record with every metric under its own name, such as test_accuracy."""
     found = dict(values)
     test = {found["metric"]: found.pop("test_metric")} | found.pop("metrics")
-    validation = found.pop("validation_metrics")
-    return found | {f"test_{n}": v for n, v in test.items()} | {f"validation_{n}": v for n, v in validation.items()}
+    measured = {"test": test, "validation": found.pop("validation_metrics"), "train": found.pop("train_metrics")}
+    return found | {f"{on}_{name}": value for on, values in measured.items() for name, value in values.items()}
 
 
 def staleness_summary(histogram: Counter[int]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def _part(part: str) -> Callable[[Record], float | None]:
 
 _OF_A_RUN: dict[str, tuple[str, Callable[[Record], Any]]] = {
     "metric": ("test {metric}", lambda record: record.metric),
+    "train_metric": ("training {metric}", lambda record: record[f"train_{record['metric']}"]),
     "train_loss": ("training loss", lambda record: record["train_loss"]),
     "seconds": ("{clock}, s", lambda record: record.seconds),
     "seconds_per_epoch": ("{clock} of an epoch, s", _per_epoch),
@@ -102,7 +103,7 @@ def measured(group: Group, measure: str) -> tuple[float, float, float] | None:
 
 def axis_of(measure: str, record: Record, clock: str, log: bool) -> Axis:
     words = (_OF_A_RUN | _OF_A_GROUP)[measure][0] if measure in MEASURES else measure.replace("_", " ")
-    percent = measure in _SHARES or (measure == "metric" and record["metric"] == "accuracy")
+    percent = measure in _SHARES or (measure in ("metric", "train_metric") and record["metric"] == "accuracy")
     zero = measure in _SHARES and not log
     label = words.format(metric=record["metric"], clock=clock)
     return Axis(label, "log" if log else "linear", zero, percent, values=measure not in MEASURES)

@@ -13,8 +13,8 @@ from hocket.report.records import Record, grouped, read_records, record_of
 
 _RESULTS = (
     "verdict", "seconds", "virtual_seconds", "samples_per_s", "steps", "epochs_done", "train_loss", "test_loss",
-    "metric", "test_metric", "target", "time_to_target", "bytes_sent", "staleness_mean", "staleness_max",
-    "consensus_distance", "parameters", "learnt", "diverged_at_step", "error", "folder",
+    "metric", "test_metric", "train_metric", "target", "time_to_target", "bytes_sent", "staleness_mean",
+    "staleness_max", "consensus_distance", "parameters", "learnt", "diverged_at_step", "error", "folder",
 )  # fmt: skip
 _FIRST = ("task", "strategy", "workers", "engine", "driver", "seed")
 
@@ -27,6 +27,7 @@ def row(record: Record) -> dict[str, Any]:
     own = {
         "epochs_done": record["epochs"],
         "test_metric": record.metric,
+        "train_metric": record[f"train_{record['metric']}"],
         "staleness_mean": stale.get("mean"),
         "staleness_max": stale.get("max"),
         "folder": record.path.name,

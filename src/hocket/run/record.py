@@ -181,13 +181,15 @@ class Recorder(Listener):
         }
 
     def _known(self, curve: list[dict[str, Any]], tested: dict[str, Any]) -> dict[str, Any]:
-        """What is known of a run however it ended; `tested` where the test samples were not those of the curve."""
+        """What is known of a run however it ended; `tested` is what was judged beside the curve in the end."""
         plan, task = self._about.plan, self._about.task
         last, target = curve[-1] if curve else {}, self._about.target
         looks_at = _looks_at(last)
         key = f"{looks_at}_{task.metric_name}"
         test = _measured(last | tested, "test")
         validation = _measured(last, "validation")
+        train = _measured(tested, "train")
+        train.pop("loss", None)  # of a run it is that of the way there
         goal = Goal.never() if target is None else Goal(target, task.lower_is_better)
         judged = [point for point in curve if point.get(key) is not None]
         reached = (point["seconds"] for point in judged if goal.reached(point[key]))
@@ -208,6 +210,7 @@ class Recorder(Listener):
             looks_at=looks_at,
             validation_loss=validation.pop("loss", None),
             validation_metrics=validation,
+            train_metrics=train,
             best=self._best,
             target=target,
             time_to_target=next(reached, None),

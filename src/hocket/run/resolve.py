@@ -80,6 +80,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         goal=Goal.never() if spec.target is None else Goal(spec.target, task.lower_is_better),
         evaluate_every=1.0 if spec.evaluate_every is None else spec.evaluate_every,
         own_metrics=spec.own_metrics,
+        train_metrics=spec.train_metrics,
         device=spec.device,
         trace=spec.trace,
         checkpoint=cadence(spec.checkpoint_every),

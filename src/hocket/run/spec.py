@@ -87,6 +87,7 @@ class RunSpec:
         None, "Epochs between two points of the learning curve; 0.1 is ten an epoch. [1; compare: 0.2]", fixed=True
     )
     own_metrics: bool = setting(False, "In the end, also judge each worker's own replica.")
+    train_metrics: bool = setting(False, "In the end, also judge the model on all training samples.")
     data: str | None = setting(
         None, "Folder with data sets, or a file of samples (logistic, svm, factorization).", fixed=True
     )
