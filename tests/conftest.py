@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
@@ -28,15 +27,6 @@ LONG = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="every combination and every repetition")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Examples that are drawn take as long as a busy machine makes them, and are other ones each time if asked for."""
-    repeated = not config.getoption("--thorough")
-    settings.register_profile(
-        "hocket", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=repeated
-    )
-    settings.load_profile("hocket")
 
 
 @pytest.fixture

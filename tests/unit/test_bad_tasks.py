@@ -10,6 +10,20 @@ from refusals import TASKS, enter, everything, refusal
 
 from hocket.app import cli
 
+WORDLESS = """
+import sys
+class Wordless(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+def fails(*_):
+    raise Wordless
+def exits(*_):
+    sys.exit("enough")
+wordless, leaves, goes = task(loss=fails), task(model=exits), task(data=lambda: sys.exit())
+late_wordless, late_leaves = task(on_step=fails), task(on_step=exits)
+"""
+
+
 GIVES = """
 no_tensor = task(loss=lambda output, target: 5.0)
 no_scalar = task(loss=lambda output, target: output)
@@ -40,6 +54,26 @@ def test_a_users_function_that_raises_shows_the_users_line_first(
     assert 'calls.py", line 5, in broken' in frames[0] and "missing" in frames[1]
     assert "hocket" not in "".join(frames).replace(str(Path("calls.py").resolve()), "")
     assert printed.out == "" and everything() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "line"),
+    [
+        ("wordless", 2, "Task.loss raised Wordless: its own __str__ raises"),
+        ("leaves", 2, "Task.model raised SystemExit: enough"),
+        ("goes", 2, "Task.data raised SystemExit"),
+        ("late_wordless", 1, "rank 0 failed in start: Wordless: its own __str__ raises"),
+        ("late_leaves", 1, "rank 0 failed in start: SystemExit: enough"),
+    ],
+)
+def test_an_error_without_words_and_an_exit_are_told_as_any_other(
+    name: str, status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("wordless.py").write_text(TASKS + WORDLESS)
+    assert cli.run(["train", f"wordless.py:{name}", "-n", "1", "--engine", "threads"]) == status
+    *frames, ours = capsys.readouterr().err.splitlines()
+    assert ours == f"hocket: {line}"
+    assert 'wordless.py", line' in "".join(frames) and "src/hocket" not in "".join(frames)
 
 
 @pytest.mark.parametrize(

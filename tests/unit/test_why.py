@@ -27,6 +27,14 @@ def test_the_users_lines_are_shown() -> None:
         assert more[0].endswith("in caught") and more[1].strip() == "raise error"
 
 
+def test_an_error_whose_words_fail_is_told_all_the_same() -> None:
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert caught(Wordless()).startswith("rank 1 failed in all_reduce: Wordless: its own __str__ raises\n")
+
+
 def test_our_own_fault_has_a_traceback() -> None:
     with pytest.raises(AttributeError) as found:
         hocket.nothing_of_that_name  # noqa: B018

@@ -7,15 +7,26 @@ class UserError(ValueError):
     """A user's mistake. The message is one line that says what to do; the command line shows only it."""
 
 
+def said(error: BaseException) -> str:
+    """What an error says. One of the user's own may raise even then."""
+    try:
+        return str(error)
+    except Exception:
+        return "its own __str__ raises"
+
+
 def named(error: BaseException) -> str:
     """An error as `Kind: what it says`, to be sent to who started the run; every user's mistake is a `UserError`."""
     kind = UserError if isinstance(error, UserError) else type(error)
-    return f"{kind.__name__}: {error}"
+    return f"{kind.__name__}: {said(error)}".removesuffix(": ")
 
 
 def shown(value: object) -> str:
     """A value as it may stand in such a line: short, and on one line whatever it is."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

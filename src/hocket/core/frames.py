@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from hocket.core.errors import CommError, UserError
+from hocket.core.errors import CommError, UserError, named
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+')
 _NOT_USERS = (str(Path(__file__).parents[1]), *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -36,4 +36,4 @@ def why(error: BaseException, rank: int, operation: str) -> str:
         return f"rank {rank} was interrupted in {operation}"
     text = "".join(traceback.format_exception(error))
     shown = users_frames(text) or ("" if isinstance(error, CommError) else text)
-    return f"rank {rank} failed in {operation}: {type(error).__name__}: {error}\n{shown}".rstrip()
+    return f"rank {rank} failed in {operation}: {named(error)}\n{shown}".rstrip()

@@ -64,7 +64,6 @@ def join(
     """Join the ranks that `hocket launch`, mpiexec or torchrun started; alone, be a team of one.
 
     `layout` splits the model over ranks, such as `tensor=2`; a worker is then all ranks that have parts of one model.
-
     `deadline` is how many seconds a rank waits for another; under `hocket launch` its `--deadline` counts.
 
     A strategy with servers takes the last ranks for them: these serve inside `team.prepare`, and their script ends

@@ -102,6 +102,10 @@ class Engine(ABC):
     def check(self, size: int) -> None:  # noqa: B027 - most engines take any number of ranks
         """Refuse what would keep so many ranks from starting, before anything is started or written."""
 
+    def note(self) -> str:
+        """What the user should know of it before ranks start; mostly nothing."""
+        return ""
+
     def batches(self) -> Batched:
         """Whether the gradients of many ranks shall be computed in one call: of ranks that take turns."""
         return "off"

@@ -26,7 +26,7 @@ from hocket.engines.first_meeting import limited
 from hocket.engines.guard import remove_own_segments, wake_in_time
 from hocket.engines.host import give_back, on_host
 from hocket.engines.line import Control
-from hocket.engines.mpi_launcher import BESIDE, check_shared_memory, find, is_mpich, is_open_mpi, slots
+from hocket.engines.mpi_launcher import BESIDE, check_shared_memory, find, is_exposed, is_mpich, is_open_mpi, slots
 from hocket.engines.processes import run_joined
 from hocket.engines.supervisor import LOOPBACK, STARTED, Supervisor, rank_environment, start_limit
 
@@ -67,6 +67,11 @@ class Mpi(Engine):
             check_binding(self.bind, 0 if self.hosts else size)
             if is_mpich(self.launcher()) and not self.hosts:
                 check_shared_memory(size)
+
+    def note(self) -> str:
+        if not self.starts_processes() or self.hosts or not is_exposed(self.launcher()):
+            return ""
+        return f"while ranks run, {self.launcher()} listens on all interfaces: Open MPI 5 cannot do without"
 
     def starts_processes(self) -> bool:
         return not inside_mpi()

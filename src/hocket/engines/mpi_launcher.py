@@ -76,5 +76,11 @@ def is_mpich(launcher: str) -> bool:
     return "HYDRA" in _version(launcher)
 
 
+def is_exposed(launcher: str) -> bool:
+    """Whether it listens on all interfaces for ranks on one machine too, whatever it is told: Open MPI 5."""
+    found = re.search(r"\(Open MPI\) (\d+)", _version(launcher))
+    return "PRRTE" in _version(launcher) or (found is not None and int(found[1]) >= 5)
+
+
 def is_open_mpi(launcher: str) -> bool:
     return any(name in _version(launcher) for name in ("Open MPI", "OpenRTE", "open-mpi", "PRRTE"))

@@ -18,7 +18,7 @@ import torch
 from hocket.core.brake import Brake
 from hocket.core.clock import RealClock
 from hocket.core.comm import Comm, Rank
-from hocket.core.errors import RankFailed, named
+from hocket.core.errors import RankFailed, named, said
 from hocket.core.frames import why
 from hocket.core.speaking import Abort, await_turn, exit_status
 from hocket.core.status import Status
@@ -72,7 +72,7 @@ def run_joined(comm: Comm, main: Main, listener: Listener, offers: frozenset[str
             await_turn(comm.rank, error)
             print(f"hocket: {why(error, comm.rank, status.operation)}", file=sys.stderr, flush=True)
             if link:
-                word = {"operation": status.operation, "reason": str(error), "traceback": ""}
+                word = {"operation": status.operation, "reason": said(error), "traceback": ""}
                 link.tell("error", word)
             time.sleep(0.5)  # for rank 0 to record what happened before everything ends
             abort(exit_status(error))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hocket.core.errors import UserError, shown
+from hocket.core.errors import UserError, said, shown
 from hocket.core.replica import Replica
 from hocket.core.seeds import seeded
 from hocket.drivers.all_at_once import refuse
@@ -195,7 +195,7 @@ def _obstacle(model: nn.Module) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    text = str(error)
+    text = said(error)
     if isinstance(error, UserError):
         return text
     if "data-dependent control flow" in text or ".item()" in text:

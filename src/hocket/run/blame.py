@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hocket.core.errors import RankFailed, UserError
+from hocket.core.errors import RankFailed, UserError, named
 from hocket.core.frames import users_frames
 
 
@@ -33,12 +33,12 @@ def blaming(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = users_frames("".join(traceback.format_tb(error.__traceback__)))
         raise TaskError(f"{what} raised {one_line(error)}", frames) from error
 
 
 def one_line(error: BaseException) -> str:
     """An error as `Kind: what it says`, on one line of bearable length."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(named(error).split())
     return text if len(text) <= 300 else f"{text[:300]} ..."

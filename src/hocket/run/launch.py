@@ -98,6 +98,8 @@ def launch(script: str, args: list[str], spec: RunSpec, *, module: bool, out: Pa
     check_name(out)
     ranks = "1 rank" if workers == 1 else f"{workers} ranks"
     print(f"hocket: {short} on {ranks}, engine {name}; record in {out}", file=sys.stderr, flush=True)
+    if note := engine.note():
+        print(f"hocket: {note}", file=sys.stderr, flush=True)
     known = {"task": short, "engine": name, "ranks": workers}
     record = ScriptRecord(RunFolder(out, spec.to_toml(), force=force), known)
     path, name = ("", script) if module else (str(Path(script).resolve()), "")

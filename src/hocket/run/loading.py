@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hocket.core.errors import UserError
+from hocket.core.errors import UserError, named, said
 from hocket.core.registry import Registry
 from hocket.core.seeds import seeded
 from hocket.strategies import Strategy, strategy
@@ -154,8 +154,7 @@ def _loaded(name: str, path: Path, seed: int) -> ModuleType:
         for new in set(sys.modules) - before:
             if new == name or name.startswith(f"{new}."):
                 del sys.modules[new]
-        named = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        what = " ".join(f"{named}{error}".split())
+        what = " ".join((said(error) if isinstance(error, UserError) else named(error)).split())
         if "no known parent package" in what:
             what += "; put an __init__.py into its folder, or name it as a module, such as package.module:task"
         raise UserError(f"cannot import {path}{_line(error, path)}: {what}") from error

@@ -40,21 +40,14 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
         task.check_target(spec.target)
     named = spec.strategy or task.strategy
     chosen, layout = strategy.make(named), Layout.parse(spec.layout)
-    workers = default_workers(chosen) if spec.workers is None else spec.workers
-    if spec.layout:
-        workers = layout.over(spec.workers).data
-    chosen.check(workers)
-    compressor_for(spec.compress, chosen)
+    workers = _workers(spec, chosen, layout)
     optimizer: str = _given(spec, task, "optimizer")
     validation = _validation(spec, task)
     samples -= validation_samples(validation, samples)
     batch = _batch(spec, task, workers, samples)
-    if layout.ranks > 1:
-        _check_split(spec, task, layout, chosen, optim.parse(optimizer)[0])
+    _check_together(spec, task, chosen, layout, optim.parse(optimizer)[0])
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_lr(spec, lr, workers)
-    if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
-        raise UserError("clip needs the whole gradient in one place; use one server, or leave --clip out")
     plan = Plan(
         task=spec.task,
         data=spec.data or "",
@@ -98,6 +91,24 @@ def _check_schedule(plan: Plan, task: Task, steps_per_epoch: int) -> None:
     with blaming("Task.schedule"):
         if rates := rates_of(plan, steps_per_epoch, task.own_schedule):
             rates.at(plan.steps - 1 if rates.per_step else (plan.steps - 1) // steps_per_epoch)
+
+
+def _workers(spec: RunSpec, chosen: Strategy, layout: Layout) -> int:
+    """How many there are, each of as many ranks as the layout splits a model over."""
+    workers = default_workers(chosen) if spec.workers is None else spec.workers
+    if spec.layout:
+        workers = layout.over(spec.workers).data
+    chosen.check(workers)
+    return workers
+
+
+def _check_together(spec: RunSpec, task: Task, chosen: Strategy, layout: Layout, optimizer: str) -> None:
+    """Refuse settings that do not go with the strategy, or with each other."""
+    compressor_for(spec.compress, chosen)
+    if layout.ranks > 1:
+        _check_split(spec, task, layout, chosen, optimizer)
+    if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
+        raise UserError("clip needs the whole gradient in one place; use one server, or leave --clip out")
 
 
 def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:

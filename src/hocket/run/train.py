@@ -184,7 +184,7 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
     plan.made_compressor.check_model([p.shape for p in model.parameters])
     plan, note = batching(chosen, plan, task, train_samples)
     told = [_smaller_batch(spec, task, plan), room(chosen, plan, model), norms_apart(plan, model.model), note]
-    notes = tuple(filter(None, told))
+    notes = tuple(filter(None, [*told, chosen.note()]))
     title = _title(plan, f"engine {text}{reason}")
     settled_spec = settled(spec, task, plan, text)
     return Training(settled_spec, plan, chosen, task, all_samples, train_samples, test_samples, title, notes)

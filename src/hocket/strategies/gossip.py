@@ -112,12 +112,7 @@ class Gossip(Strategy):
                 return False
             match msg.kind:
                 case "model":
-                    x, buffers = msg.tensors
-                    d, d_buffers = (w.x - x) * (w.mixing / 2), (w.model.buffers - buffers) / 2
-                    difference = w.seal(j, Lossy(d, ""))  # what does not arrive stays here: both keep the sum
-                    w.comm.isend(j, Message("difference", (), (difference, d_buffers)))
-                    w.x.sub_(difference.values)
-                    w.model.buffers.sub_(d_buffers)
+                    answer(w, j, *msg.tensors)
                 case "difference":
                     x, buffers = msg.tensors
                     w.x.add_(x)
@@ -247,6 +242,15 @@ def model_of(w: Worker) -> Lossy:
 def replica_of(w: Worker) -> Message:
     """A replica on its way: parameters, and statistics that must arrive as they are."""
     return Message("model", (), (model_of(w), w.model.buffers))
+
+
+def answer(w: Worker, j: int, x: Tensor, buffers: Tensor) -> None:
+    """Go half the way towards a neighbour's replica, and tell it how far that was."""
+    d, d_buffers = (w.x - x) * (w.mixing / 2), (w.model.buffers - buffers) / 2
+    difference = w.seal(j, Lossy(d, ""))  # what does not arrive stays here: both keep the sum
+    w.comm.isend(j, Message("difference", (), (difference, d_buffers)))
+    w.x.sub_(difference.values)
+    w.model.buffers.sub_(d_buffers)
 
 
 def mix(w: Worker, others: Sequence[tuple[Tensor, ...]], told: Sequence[Lossy] = ()) -> None:

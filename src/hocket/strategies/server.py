@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.core.errors import UserError
 from hocket.core.message import Lossy, Message
+from hocket.core.replica import Gradient
 from hocket.core.serving import Server, parts
 from hocket.core.staleness import Handling, Staleness
 from hocket.core.state import State
@@ -150,9 +151,7 @@ class ParameterServer(Strategy):
             if since.samples == 0:
                 since.read = list(read)
             since.samples += int(g.samples)
-            portion = 1.0 if self.mode == "sync" else w.portion(g)
-            weighed = g.vector if portion == 1 else g.vector * portion
-            gradient = weighed if self.push_every == 1 else total.add_(weighed)
+            gradient = self.weighed(w, g) if self.push_every == 1 else total.add_(self.weighed(w, g))
             if pushes:
                 push(gradient, reply=fetches)
                 if self.push_every > 1:
@@ -170,11 +169,12 @@ class ParameterServer(Strategy):
             take()
         if since.samples:
             push(total, reply=False)
-        for rank in ranks:
-            w.world.isend(rank, Message("done"))
-        for k, rank in enumerate(ranks):  # the farewell: everyone leaves with one model
-            x[k].copy_(w.world.recv(rank)[1].tensors[0])
-        w.average_buffers()
+        farewell(w, x, ranks)
+
+    def weighed(self, w: Worker, g: Gradient) -> Tensor:
+        """A gradient as much as it counts by itself; where all meet at the server, it weighs them."""
+        portion = 1.0 if self.mode == "sync" else w.portion(g)
+        return g.vector if portion == 1 else g.vector * portion
 
     def consensus(self, w: Worker) -> Tensor:
         return w.served()
@@ -234,3 +234,12 @@ class ParameterServer(Strategy):
         s.tune(pushes[0].tensors[1])
         s.descend(g.expand_as(s.x))
         s.log("update", read=s.version - 1, version=s.version, staleness=0)
+
+
+def farewell(w: Worker, x: Sequence[Tensor], servers: Sequence[int]) -> None:
+    """Everyone leaves with one model; `x` is the parts of it that the servers hold."""
+    for rank in servers:
+        w.world.isend(rank, Message("done"))
+    for part, rank in zip(x, servers, strict=True):
+        part.copy_(w.world.recv(rank)[1].tensors[0])
+    w.average_buffers()
