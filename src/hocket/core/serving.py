@@ -52,7 +52,7 @@ class Server:
     ) -> None:
         self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
         self.by_gap = by_gap
-        """How vectors are tempered by their gap, in the way that is fastest here."""
+        """How vectors are tempered by their gap, in the way that is fastest here; the result holds until the next."""
         self.seal = seal
         """A vector as the worker that it is sent to will find it; see `Worker.seal`."""
         self.active = set(range(workers))
@@ -92,7 +92,8 @@ class Server:
 
     def descend(self, g: Tensor) -> None:
         """One step of the optimizer along `g`."""
-        self._gradient.copy_(g)
+        if g is not self._gradient:
+            self._gradient.copy_(g)
         self._optimizer_step()
         self.version += 1
 

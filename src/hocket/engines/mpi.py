@@ -128,6 +128,10 @@ def _mpi() -> Any:
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         # The MPICH wheel beside this Python would be found first and could not speak to Open MPI's launcher.
         os.environ.setdefault("MPI4PY_LIBMPI", "libmpi.so.40")
+    else:
+        # MPICH's UCX wants 4.3 MB of /dev/shm a rank by this way, which it does not need, and crashes where what is
+        # free falls below 16 MiB after it has begun
+        os.environ.setdefault("UCX_TLS", "^posix")
     from mpi4py import MPI
 
     return MPI

@@ -18,6 +18,7 @@ from hocket.core.errors import UserError
 from hocket.tasks import ratings
 from hocket.tasks.base import BringsKernel, Task, task
 from hocket.tasks.footprint import check_fits
+from hocket.tasks.lent import Array, lent
 from hocket.tasks.linear import HELD_OUT, decayed
 from hocket.tasks.ratings import Ratings
 
@@ -121,6 +122,13 @@ class Factorization:
 
 def load(seed: int, data: Path | None, test_data: Path | None) -> tuple[Pairs, Pairs]:
     """(train, test); users and items are numbered from 0 in the order of their numbers in the files."""
+    read = functools.partial(decode, seed, data, test_data)
+    pairs, values, test_pairs, test_values = map(torch.from_numpy, lent([data, test_data], ["ratings", seed], read))
+    return (pairs, values), (test_pairs, test_values)
+
+
+def decode(seed: int, data: Path | None, test_data: Path | None) -> list[Array]:
+    """Pairs and ratings to train on, and those to test on."""
     table = ratings.read(data) if data is not None else made_up_ratings(seed)
     if test_data is not None:
         test = ratings.read(test_data)
@@ -139,8 +147,8 @@ def load(seed: int, data: Path | None, test_data: Path | None) -> tuple[Pairs, P
             )
         order = np.random.default_rng(seed).permutation(len(table))
     users, items = (np.unique(column, return_inverse=True)[1] for column in (table.users, table.items))
-    pairs, values = torch.from_numpy(np.stack([users, items], axis=1)[order]), torch.from_numpy(table.ratings[order])
-    return (pairs[held_out:], values[held_out:]), (pairs[:held_out], values[:held_out])
+    pairs, values = np.stack([users, items], axis=1)[order], table.ratings[order]
+    return [pairs[held_out:], values[held_out:], pairs[:held_out], values[:held_out]]
 
 
 def made_up_ratings(seed: int) -> Ratings:

@@ -19,6 +19,7 @@ from hocket.core.errors import UserError
 from hocket.tasks import svmlight
 from hocket.tasks.base import BringsKernel, Task, task
 from hocket.tasks.footprint import check_fits
+from hocket.tasks.lent import Array, lent
 from hocket.tasks.svmlight import Table
 
 if TYPE_CHECKING:
@@ -202,6 +203,15 @@ class Svm(_Linear):
 
 def load(seed: int, data: Path | None, test_data: Path | None, scale: bool) -> tuple[SparseRows, SparseRows]:
     """(train, test)."""
+    read = functools.partial(decode, seed, data, test_data, scale)
+    features, *arrays = lent([data, test_data], ["rows", seed, scale], read)
+    tables = Table(*arrays[:4]), Table(*arrays[4:])
+    train, test = (SparseRows(table, table.labels, int(features)) for table in tables)
+    return train, test
+
+
+def decode(seed: int, data: Path | None, test_data: Path | None, scale: bool) -> list[Array]:
+    """How many columns there are, and the training and the test table, with labels -1 and 1."""
     train = svmlight.read(data) if data is not None else made_up_texts(seed)
     classes = _classes(train, data)
     if test_data is not None:
@@ -218,12 +228,8 @@ def load(seed: int, data: Path | None, test_data: Path | None, scale: bool) -> t
     needed = f"{data}: a weight for every column up to {features - 1}"
     check_fits(COLUMN_BYTES * features, needed, "number the columns without gaps")
     length = math.sqrt(float(np.square(train.values, dtype=np.float64).sum()) / len(train)) if scale else 1.0
-
-    def rows(table: Table) -> SparseRows:
-        targets = np.where(table.labels == classes[1], 1, -1).astype(np.float32)
-        return SparseRows(_prepared(table, features, length or 1.0), targets, features)
-
-    return rows(train), rows(test)
+    parts = [_prepared(table, classes, features, length or 1.0) for table in (train, test)]
+    return [np.array(features), *parts[0], *parts[1]]
 
 
 def _classes(table: Table, path: Path | None) -> list[float]:
@@ -242,12 +248,13 @@ def select(table: Table, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Table:
     return Table(table.labels[rows], pointers, table.columns[elements], table.values[elements])
 
 
-def _prepared(table: Table, features: int, length: float) -> Table:
-    """Without columns that training has not seen, and with values divided by `length`."""
+def _prepared(table: Table, classes: list[float], features: int, length: float) -> list[Array]:
+    """A table's arrays: labels as signs, without columns that training has not seen, and values divided by `length`."""
+    signs = np.where(table.labels == classes[1], 1, -1).astype(np.float32)
     known = table.columns < features
     counts = np.concatenate([[0], np.cumsum(known)])
     values = (table.values[known] / length).astype(np.float32)
-    return Table(table.labels, counts[table.pointers], table.columns[known], values)
+    return [signs, counts[table.pointers], table.columns[known], values]
 
 
 def made_up_texts(seed: int) -> Table:

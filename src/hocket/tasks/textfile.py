@@ -26,7 +26,7 @@ def read(path: Path) -> bytes:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise UserError(f"{path} is a directory; name a file")
-        if not stat.S_ISREG(mode):  # a pipe would block for ever, and every rank reads the data anew
+        if not stat.S_ISREG(mode):  # a pipe would block for ever, and can be read only once
             raise UserError(f"{path} is not a regular file; write the data into one, and name it")
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
