@@ -42,15 +42,15 @@ def others_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK") - sum(used.ru_utime + used.ru_stime for used in own)
 
 
-def undisturbed(run: Callable[[], T]) -> T:
+def undisturbed(run: Callable[[], T], tries: int = TRIES) -> T:
     """What a round gives. One that others disturb is made again, and said to be disturbed where all tries were."""
-    for _ in range(TRIES):
+    for _ in range(tries):
         began, others = time.monotonic(), others_s()
         found = run()
         share = (others_s() - others) / (time.monotonic() - began)
         if share <= MOST_OF_OTHERS:
             return found
-    print(f"others used {share:.0%} of a core beside a round, {TRIES} times in turn", flush=True)
+    print(f"others used {share:.0%} of a core beside a round, tried {tries} times", flush=True)
     return found
 
 

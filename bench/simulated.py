@@ -3,9 +3,9 @@
 `python bench/simulated.py [RANKS ...] [STRATEGY ...]`, by default 1, 2 and 4 ranks of each. mnist-mlp, batch 64:
 all-reduce and the asynchronous server on mpi, HOGWILD! in compiled threads. The simulator is told what was measured a
 moment before, and none of the times that it shall foretell: what each rank computes by itself, in the run's own code
-but without a word between them, while the others compute too; all-reduces, or the messages of one worker and its
-server, while nobody computes; the speed at which threads that write one vector do it. Real and simulated runs take
-turns; of each there is the median of ROUNDS.
+and with messages that go through memory but to nobody, while the others compute too; all-reduces, or an empty message
+and its answer, while nobody computes; the speed at which threads that write one vector do it. Real and simulated runs
+take turns; of each there is the median of ROUNDS, or of as many as begin within MOST_S.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -25,16 +26,17 @@ from typing import Any
 import common  # before NumPy is loaded: it sets one BLAS thread
 import numpy as np
 import torch
+from alone import Alone, Loop, Watch
 from lost import Case, in_memory
 
 import hocket
 from hocket import optim
 from hocket.core.clock import RealClock
-from hocket.core.comm import ANY, Comm, Deferred, Op, Rank
+from hocket.core.comm import Comm, Rank
+from hocket.core.errors import NothingCame
 from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Lossy, Message
 from hocket.core.replica import Replica
-from hocket.core.sharing import Sharing
 from hocket.drivers.gradients import WholeModel
 from hocket.drivers.own_loop import run_rank, serve_rank
 from hocket.drivers.plan import Plan
@@ -51,18 +53,22 @@ TASK, BATCH, LR, ROUNDS = "mnist-mlp", 64, 0.01, 3
 STEPS, FORETOLD, MEASURED = 400, 100, 200
 """Of a real run, of a simulated one, and of what that is told; those are within an epoch."""
 WARM_UP = 20
+MOST_S = 180
+"""Seconds after which no round begins, but the first of each."""
 CORES = len(os.sched_getaffinity(0))
 WITHIN = 0.15
 
 
-def times(what: Callable[[], Any], count: int, before: Callable[[], Any]) -> list[float]:
+def times(
+    what: Callable[[], Any], before: Callable[[], Any], clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Seconds of each call, the first ones left out; `before` it comes what is not counted."""
     found = []
-    for _ in range(WARM_UP + count):
+    for _ in range(WARM_UP + MEASURED):
         before()
-        began = time.perf_counter()
+        began = clock()
         what()
-        found.append(time.perf_counter() - began)
+        found.append(clock() - began)
     return found[WARM_UP:]
 
 
@@ -92,101 +98,48 @@ def step_alone() -> Callable[[], None]:
     return one
 
 
-class Alone:
-    """What a run needs of a communicator, for one rank: the others do as it does, and what it hears is made up."""
-
-    def __init__(self, rank: int, size: int, workers: int, made_up: Callable[[], tuple[int, Message]]) -> None:
-        self.rank, self.size, self._workers, self._made_up = rank, size, workers, made_up
-        self.sent: Callable[[int, Message], None] = lambda to, msg: None
-
-    def isend(self, to: int, msg: Message, tag: int = 0) -> Deferred:
-        self.sent(to, msg)
-        return Deferred(lambda: None)
-
-    def recv(self, source: int = ANY, tag: int = 0, timeout: float | None = None) -> tuple[int, Message]:
-        return self._made_up()
-
-    def all_reduce(self, x: torch.Tensor, op: Op = "sum") -> None:
-        if op == "sum":
-            x *= self.size
-
-    def broadcast(self, x: torch.Tensor, root: int = 0) -> None:
-        pass
-
-    def barrier(self) -> None:
-        pass
-
-    def split(self, color: int, key: int = 0) -> Alone:
-        return Alone(0, 1 if color else self._workers, self._workers, self._made_up)
-
-    def counter(self, numbers: int = 1) -> Tickets:
-        return Tickets(self.size)
-
-
-class Tickets:
-    """Numbers that all count up in turn."""
-
-    def __init__(self, size: int) -> None:
-        self._value, self._size = 0, size
-
-    def take(self, count: int = 1, number: int = 0) -> int:
-        before = self._value
-        self._value += count * self._size
-        return before
-
-    def close(self) -> None:
-        pass
-
-
-class Watch:
-    """Seconds that a rank computes from one `lap` to the next, by its own clock, which stands while others have its
-    core. It offers that in between, as ranks do that wait, so that it finds there what others leave in the caches."""
-
-    def __init__(self) -> None:
-        self.found: list[float] = []
-        self._began = time.thread_time()
-
-    def lap(self) -> None:
-        self.found.append(time.thread_time() - self._began)
-        os.sched_yield()
-        self._began = time.thread_time()
-
-
 def as_worker(here: Rank, plan: Plan, size: int) -> list[float]:
     """Seconds of each step: all that the driver and the strategy compute for it."""
     watch = Watch()
     task = dataclasses.replace(load_task(TASK, 0), on_step=lambda progress: watch.lap())
     train, test = task.load()
     answer = Message("model", (0,), (torch.zeros(size_of(task)),))
-    alone: Any = Alone(0, size, plan.workers, lambda: (plan.workers, answer))
+    alone: Any = Alone(0, size, plan.workers, Loop(watch), lambda: (plan.workers, answer))
     here.comm.barrier()
     run_rank(dataclasses.replace(here, comm=alone, clock=RealClock(), tell=say_nothing), plan, task, train, test)
+    for server in range(plan.workers, here.comm.size):
+        here.comm.isend(server, Message("done"))
     return watch.found[WARM_UP:]
 
 
 def as_server(here: Rank, plan: Plan) -> list[float]:
-    """Seconds of each push, which come from the workers in turn."""
+    """Seconds of each push, which come from the workers in turn, for as long as these compute."""
     task, watch = load_task(TASK, 0), Watch()
     gradient = torch.full((size_of(task),), 1e-6)
     settings = Hyperparameters(optim.make_flat("sgd", gradient, torch.zeros_like(gradient), LR, 0.0)).told(False)
     read = [0] * plan.workers
     """The version of the parameters that each worker was given last."""
+    done = 0
 
     def made_up() -> tuple[int, Message]:
+        nonlocal done
         watch.lap()
-        worker, turn = len(watch.found) % plan.workers, len(watch.found)
-        if turn > WARM_UP + MEASURED:
+        with watch.stopped(), suppress(NothingCame):
+            here.comm.recv(timeout=0)
+            done += 1
+        worker = len(watch.found) % plan.workers
+        if done == plan.workers:
             return worker, Message("done")
         return worker, Message("push", (read[worker], BATCH, 1), (Lossy(gradient, "push/0"), settings))
 
     def note(to: int, msg: Message) -> None:
         read[to] = msg.ints[0]
 
-    alone: Any = Alone(plan.workers, plan.workers + 1, plan.workers, made_up)
+    alone: Any = Alone(plan.workers, plan.workers + 1, plan.workers, Loop(watch), made_up)
     alone.sent = note
     here.comm.barrier()
     serve_rank(dataclasses.replace(here, comm=alone, clock=RealClock(), tell=say_nothing), plan, task)
-    return watch.found[WARM_UP : WARM_UP + MEASURED]
+    return watch.found[WARM_UP : -plan.workers]
 
 
 def say_nothing(kind: str, about: dict[str, Any], payload: bytes) -> None:
@@ -198,43 +151,44 @@ def size_of(task: Task) -> int:
 
 
 def all_reduces(comm: Comm, parameters: int) -> list[float]:
-    """Mean seconds of an all-reduce of one and of all parameters.
+    """Mean seconds of an all-reduce of one and of all parameters, and what of these a rank computed.
 
     Before each of them a rank takes a step for itself: what travels is then where a step leaves it, not in the caches.
     """
-    step = step_alone()
+    step, found = step_alone(), []
 
     def meet_again() -> None:
         step()
         comm.barrier()
 
-    vectors = [torch.zeros(size) for size in (1, parameters)]
-    return [statistics.mean(times(partial(comm.all_reduce, x), MEASURED, meet_again)) for x in vectors]
+    for clock in (time.perf_counter, time.thread_time):
+        for x in (torch.zeros(1), torch.zeros(parameters)):
+            found.append(statistics.mean(times(partial(comm.all_reduce, x), meet_again, clock)))
+    return found
 
 
 def requests(comm: Comm, parameters: int) -> list[float]:
-    """Mean seconds in which the last rank answers the first with one and with all parameters.
+    """Mean seconds until the last rank has answered an empty message of the first, less what both computed for it.
 
     It is idle while that one takes a step for itself, as a server is. The other workers sleep.
     """
-    sizes, server = (1, parameters), comm.size - 1
+    server, nothing = comm.size - 1, Message("", (), (torch.zeros(1),))
     if comm.rank == server:
-        for _ in range(len(sizes) * (WARM_UP + MEASURED)):
+        for _ in range(WARM_UP + MEASURED):
             comm.isend(0, comm.recv(0)[1])
     if comm.rank > 0:
         comm.recv(0)
         return []
-    step, found = step_alone(), []
-    for x in [torch.zeros(size) for size in sizes]:
 
-        def ask(x: torch.Tensor = x) -> None:
-            comm.isend(server, Message("", (), (x,)))
-            comm.recv(server)
+    def ask() -> None:
+        comm.isend(server, nothing)
+        comm.recv(server)
 
-        found.append(statistics.mean(times(ask, MEASURED, step)))
+    step, loop = step_alone(), Loop(Watch())
+    answered_s = statistics.mean(times(ask, step))
     for other in range(1, comm.size):
         comm.isend(other, Message("done")).wait()
-    return found
+    return [answered_s - 2 * statistics.mean(times(partial(loop.send, nothing), step, time.thread_time))]
 
 
 def measured(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
@@ -251,8 +205,8 @@ def measured(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
 def mpi_options(strategy: str, workers: int, parameters: int) -> dict[str, str]:
     """What a rank computes, and what ranks say to each other.
 
-    A message's bytes are copied by who sends and who receives it, on the cores that they compute on: half of the time
-    that they take is the worker's computing, and half the server's.
+    A message's bytes are copied by who sends and who receives it, on the cores that they compute on, so they are in
+    what these compute.
     """
     spec = RunSpec(
         TASK, strategy=strategy, engine="mpi", workers=workers, batch=BATCH, lr=LR, momentum=0.0,
@@ -261,26 +215,21 @@ def mpi_options(strategy: str, workers: int, parameters: int) -> dict[str, str]:
     plan, servers = prepare(spec).plan, strategies.make(strategy).server_ranks()
     program = Program("simulated:measured", plan.to_json())
     work, said = zip(*engine.make("mpi").run(program, workers + servers, Listener()), strict=True)
-    computed = [seconds for found in work[:workers] for seconds in found]
-    if not servers:
-        compute = {"compute": lognormal(computed), "memory": "1000000GB"}
-        return compute | collective_options(said[0], workers, parameters)
-    small_s, large_s = said[0]
-    copying_s = max(large_s - small_s, 0.0) / 2
-    return {
-        "compute": lognormal([seconds + copying_s for seconds in computed]),
-        "serve": f"{statistics.mean(work[workers]) + copying_s:.9f}s",
-        "latency": f"{small_s / 2:.9f}s",
-        "bandwidth": "1000000GB",
-        "memory": "1000000GB",
-    }
+    computed, free = [seconds for found in work[:workers] for seconds in found], "1000000GB"
+    if servers:
+        serve = {"serve": f"{statistics.mean(work[workers]):.9f}s", "latency": f"{max(said[0][0], 0) / 2:.9f}s"}
+        return serve | {"compute": lognormal(computed), "bandwidth": free, "memory": free}
+    small_s, large_s, small_cpu_s, large_cpu_s = (statistics.mean(found) for found in zip(*said, strict=True))
+    if workers > CORES:  # who computes in an all-reduce keeps a core from others
+        computed = [seconds + large_cpu_s for seconds in computed]
+        small_s = large_s = max(small_s - small_cpu_s * workers / CORES, 0)
+    return {"compute": lognormal(computed), "memory": free} | collective_options(small_s, large_s, workers, parameters)
 
 
-def collective_options(said: list[float], ranks: int, parameters: int) -> dict[str, str]:
+def collective_options(small_s: float, large_s: float, ranks: int, parameters: int) -> dict[str, str]:
     """What `sim` asks for an all-reduce is so many latencies, and its bytes so many times."""
     if ranks == 1:
         return {}
-    small_s, large_s = said
     latencies, sent = (collective_s("all_reduce", 4 * parameters, ranks, *cost) for cost in ((1, 0), (0, 1)))
     bandwidth = sent / max(large_s - small_s, 1e-9) / 1e9
     return {"latency": f"{small_s / latencies:.9f}s", "bandwidth": f"{bandwidth:.6f}GB"}
@@ -297,14 +246,17 @@ def compiled_batches(threads: int) -> list[float]:
     kernel = compiled(replica.model, task.loss, train)
     assert kernel is not None
     kernel.compile()
-    start, found = Barrier(threads), [0.0] * threads
+    start, found, chosen = Barrier(threads), [0.0] * threads, strategies.make("hogwild")
+    own = chosen.compiled_sharing(kernel.dim, threads)
+    assert own is not None
+    sharing = dataclasses.replace(own, workers=1)
 
     def run(index: int) -> None:
-        vector = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x)
+        vector = MappedVector.create(sharing, replica.x)
         worker = kernel.worker(0, BATCH)
         order = np.random.default_rng(index).permutation(len(train))[: BATCH * STEPS]
         worker.run_epoch(vector, order[: 20 * BATCH], LR)
-        vector.control[:] = MappedVector.create(Sharing("hogwild", kernel.dim, 1), replica.x).control
+        vector.control[:] = MappedVector.create(sharing, replica.x).control
         start.wait()
         began = time.thread_time()
         worker.run_epoch(vector, order, LR)
@@ -352,22 +304,34 @@ def foretold(strategy: str, ranks: int, parameters: int) -> float:
 def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     torch.set_num_threads(1)
-    parameters = Replica(load_task(TASK, 0).build_model(0)).x.numel()
+    parameters = size_of(load_task(TASK, 0))
     common.say_where()
-    print(f"{CORES} cores; milliseconds a step, medians of {ROUNDS} (from, to)")
-    print("| strategy | ranks | real | `sim` | ratio |\n| --- | ---: | ---: | ---: | ---: |")
     chosen = [word for word in sys.argv[1:] if not word.isdigit()] or ["allreduce", "server:mode=async", "hogwild"]
-    for strategy in chosen:
-        for ranks in [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 2, 4]:
-            sides = partial(real, strategy, ranks), partial(foretold, strategy, ranks, parameters)
-            found = [[common.undisturbed(side) for side in sides] for _ in range(ROUNDS)]
-            cells = [
-                f"{1e3 * statistics.median(side):.3f} ({1e3 * min(side):.3f}, {1e3 * max(side):.3f})"
-                for side in zip(*found, strict=True)
-            ]
-            ratio = statistics.median(f for _, f in found) / statistics.median(r for r, _ in found)
-            verdict = "" if abs(ratio - 1) <= WITHIN else ", missed"
-            print(f"| `{strategy}` | {ranks} | {' | '.join(cells)} | {ratio:.2f}{verdict} |", flush=True)
+    sizes = [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 2, 4]
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {row: [] for row in product(chosen, sizes)}
+    until = time.monotonic() + MOST_S
+    for turn, row in product(range(ROUNDS), found):
+        if turn and time.monotonic() > until:
+            break
+        sides = partial(real, *row), partial(foretold, *row, parameters)
+        tries = common.TRIES if turn else 1
+        real_s, sim_s = (common.undisturbed(side, tries) for side in sides)
+        found[row].append((real_s, sim_s))
+        print(f"{row[0]} {row[1]}: {1e3 * real_s:.3f} {1e3 * sim_s:.3f}", file=sys.stderr, flush=True)
+    print_table(found)
+
+
+def print_table(found: dict[tuple[str, int], list[tuple[float, float]]]) -> None:
+    print(f"{CORES} cores; milliseconds a step, medians (from, to)")
+    print("| strategy | ranks | rounds | real | `sim` | ratio |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    for (strategy, ranks), rounds in found.items():
+        cells = [
+            f"{1e3 * statistics.median(side):.3f} ({1e3 * min(side):.3f}, {1e3 * max(side):.3f})"
+            for side in zip(*rounds, strict=True)
+        ]
+        ratio = statistics.median(f for _, f in rounds) / statistics.median(r for r, _ in rounds)
+        verdict = "" if abs(ratio - 1) <= WITHIN else ", missed"
+        print(f"| `{strategy}` | {ranks} | {len(rounds)} | {' | '.join(cells)} | {ratio:.2f}{verdict} |", flush=True)
 
 
 if __name__ == "__main__":

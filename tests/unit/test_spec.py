@@ -203,6 +203,14 @@ class TestCommand:
         assert (spec.lr, spec.batch) == (0.2, 4)
         assert spec.sim == {"compute": "5ms", "latency": "2us"}
 
+    def test_a_flag_given_twice(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for command, flag, name, several in (
+            ("tune", "-s", "--strategy", "; hocket compare takes several"),
+            ("train", "--evaluate-every", "--evaluate-every", ""),
+        ):
+            assert cli.run([command, "digits", flag, "1", flag, "2"]) == 2
+            assert capsys.readouterr().err == f"hocket: {name} is given 2 times; give it once{several}\n"
+
     def test_an_override_takes_a_setting_back(self) -> None:
         Path("base.toml").write_text('task = "digits"\nengine = "threads"\nepochs = 20\n')
         self.run("--spec", "base.toml", "--steps", "3", "--out", "run", "epochs=none")

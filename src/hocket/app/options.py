@@ -36,13 +36,20 @@ def _flag(name: str) -> Parameter:
     declared = settings()[name]
     kind = type_of(declared)
     is_table = typing.get_origin(kind) is dict
-    if typing.get_origin(kind) is typing.Literal:
-        kind = str  # RunSpec refuses what is none of its words, as it does for a file
-    kind = list[str] | None if is_table else kind | None
+    metavar = None
+    if kind is not bool:  # all that is given is told, so that `collected` can refuse a second value
+        one = _of_one_value(kind)
+        kind, metavar = list.__class_getitem__(one), "KEY=VALUE" if is_table else f"<{one.__name__}>"
     names = [f"--{name.replace('_', '-')}", *filter(None, [declared.metadata["short"]])]
-    metavar = "KEY=VALUE" if is_table else None
     option = typer.Option(*names, help=declared.metadata["help"], metavar=metavar, show_default=False)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
+
+def _of_one_value(kind: Any) -> Any:
+    """The type that is not None; text where RunSpec is to look at it, as it does for a file."""
+    if typing.get_origin(kind) in (dict, typing.Literal):
+        return str
+    return next((other for other in typing.get_args(kind) if other is not type(None)), kind)
 
 
 def takes_keywords(command: Command) -> Callable[[F], F]:
@@ -79,9 +86,11 @@ def collected(words: list[str], flags: Mapping[str, Any], spec: Path | None, wit
     values = {key: value for key, value in (read_toml(spec) if spec else {}).items() if key not in without}
     given = {name: value for name, value in flags.items() if value is not None}
     for name, value in given.items():
-        if isinstance(value, list):  # a table, given entry by entry
+        if typing.get_origin(type_of(settings()[name])) is dict:  # given entry by entry
             known = values.get(name, {})
             given[name] = {**(known if isinstance(known, dict) else {}), **pairs(value, f"--{name}")}
+        elif isinstance(value, list):
+            given[name] = _only(name, value)
     override(values, given)
     for i, word in enumerate(words):
         if i == 0 and ("=" not in word or ".py:" in word or ":" in word.partition("=")[0]):
@@ -89,6 +98,13 @@ def collected(words: list[str], flags: Mapping[str, Any], spec: Path | None, wit
         else:
             override(values, pairs([word], "an override"))
     return RunSpec.from_mapping(values, str(spec) if spec else "")
+
+
+def _only(name: str, given: list[Any]) -> Any:
+    if len(given) > 1:
+        several = "; hocket compare takes several" if name in ("strategy", "workers") else ""
+        raise UserError(f"--{name.replace('_', '-')} is given {len(given)} times; give it once{several}")
+    return given[0]
 
 
 def as_command(spec: RunSpec) -> str:
