@@ -24,6 +24,7 @@ from hocket.core.replica import Memory, Replica
 from hocket.drivers.captured import Call, captured
 from hocket.drivers.gradients import Ready, WholeModel
 from hocket.kernels.models.perceptron import is_cross_entropy
+from hocket.measure.losses import Loss
 from hocket.tasks import SampleSet, Task
 
 ALIGNED = 16
@@ -182,12 +183,12 @@ class Pending:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self._asked: dict[int, Tensor] = {}
-        self._losses: dict[int, Tensor | None] = {}
+        self._losses: dict[int, Loss] = {}
 
     def ask(self, row: int, index: Tensor) -> None:
         self._asked[row] = index
 
-    def take(self, row: int) -> Tensor | None:
+    def take(self, row: int) -> Loss:
         """The loss of a gradient that was asked for, and is now where it belongs."""
         if row in self._asked:
             self._compute()
@@ -204,7 +205,8 @@ class Pending:
                 some = rows[at : at + portion]
                 of_all = range(len(some)) if len(some) == self.rows.count else some
                 found = self.rows.gradients(of_all, torch.cat([self._asked[row] for row in some]))
-                self._losses.update(zip(some, found, strict=True))
+                on_the_device = found.device.type != "cpu"
+                self._losses.update(zip(some, found.unbind() if on_the_device else found.tolist(), strict=True))
         self._asked.clear()
 
 
@@ -225,8 +227,8 @@ class BatchedModel(WholeModel):
         super().__init__(task, self._pending.rows.replica(row, model, device), train)
         self._row, self._turns = row, turns
 
-    def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
-        loss: Tensor | None = None
+    def compute(self, index: Tensor, ready: Ready | None = None) -> Loss | None:
+        loss: Loss | None = None
         if index.numel():
             self._pending.ask(self._row, index)
             self._turns.let_earlier_run()

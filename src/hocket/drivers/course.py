@@ -27,6 +27,7 @@ from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.report import report, tell_tensors
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
+from hocket.measure.losses import Loss
 from hocket.tasks import Progress, SampleSet, Task
 
 Verdict = Literal["finished", "reached-target", "diverged", "interrupted"]
@@ -151,7 +152,7 @@ class Course:
         if self._task.on_step is not None and loss is not None:
             self._task.on_step(self._progress(epoch + (step + 1) / self.shards.steps, float(loss)))
 
-    def _compute(self, index: Tensor, share: float) -> Tensor | None:
+    def _compute(self, index: Tensor, share: float) -> Loss | None:
         """The gradient; a strategy that sends parts of it hears of them as they are complete."""
         listener, replica = self.session.worker.on_part, self.gradients.replica
         if listener is None:

@@ -13,6 +13,7 @@ from hocket.core.errors import UserError, shown
 from hocket.core.replica import Part, Replica
 from hocket.core.spans import Spans, unseen
 from hocket.layouts.portion import AllOfIt, Portion
+from hocket.measure.losses import Loss
 from hocket.tasks import SampleSet, Task
 
 Ready = Callable[[Part], None]
@@ -34,7 +35,7 @@ class Gradients(Protocol):
     spans: Spans
     """Told of forward and backward, for a timeline."""
 
-    def compute(self, index: Tensor, ready: Ready | None) -> Tensor | None:
+    def compute(self, index: Tensor, ready: Ready | None) -> Loss | None:
         """Put the gradient on these training samples into `replica.g`; returns the loss, None where there are none."""
 
     def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ class WholeModel:
     def _cast(self) -> AbstractContextManager[None]:
         return casting(self._device, self._autocast)
 
-    def compute(self, index: Tensor, ready: Ready | None = None) -> Tensor | None:
+    def compute(self, index: Tensor, ready: Ready | None = None) -> Loss | None:
         self.replica.zero_grad()
         samples = index.numel()  # len() of a tensor takes a microsecond
         pieces = torch.split(index, self._piece) if 0 < self._piece < samples else (index,)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
-
 from hocket.core.comm import Comm
-from hocket.measure.losses import History, Losses
+from hocket.measure.losses import History, Loss, Losses
 
 
 class Ledger:
     """Keeps losses until somebody looks."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Tensor, int, float, int]] = []
-        """Loss, samples, time and number of each step since the last look; left on the device: asking would wait."""
+        self._entries: list[tuple[Loss, int, float, int]] = []
+        """Loss, samples, time and number of each step since the last look."""
         self._carried = Losses.of([])
         self.initial_loss = math.nan
         self.history = History()
@@ -27,7 +25,7 @@ class Ledger:
         """Where workers do not meet: this one's sum of losses, samples, and losses that are not finite, between two
         looks at the model."""
 
-    def add(self, loss: Tensor, samples: int, now_s: float, step: int) -> None:
+    def add(self, loss: Loss, samples: int, now_s: float, step: int) -> None:
         self._entries.append((loss, samples, now_s, step))
 
     def add_all(self, losses: Losses) -> None:

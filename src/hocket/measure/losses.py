@@ -19,6 +19,10 @@ ENTRIES = 4096
 """What a worker remembers of its losses, at most: in a longer run, one entry stands for several batches."""
 
 
+Loss = Tensor | float
+"""A batch's mean loss: still on its device, where asking would wait for it, or a number."""
+
+
 @dataclass(frozen=True)
 class Losses:
     """One entry a gradient: the batch's mean loss, its samples, its time, and the number of its step."""
@@ -29,12 +33,16 @@ class Losses:
     steps: Tensor
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[Tensor, int, float, int]]) -> Losses:
-        """From what a loop has put by; the losses may still lie on the device."""
-        losses = [loss for loss, *_ in entries]
-        rest = torch.tensor([numbers for _, *numbers in entries], dtype=torch.float64).view(-1, 3)
-        values = torch.stack(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
-        return cls(values, *rest.T)
+    def of(cls, entries: Sequence[tuple[Loss, int, float, int]]) -> Losses:
+        """From what a loop has put by."""
+        if not entries:
+            return cls(*torch.zeros(4, 0, dtype=torch.float64))
+        losses, *numbers = zip(*entries, strict=True)
+        if isinstance(losses[0], Tensor):
+            values = torch.stack(losses).double().cpu()
+        else:
+            values = torch.tensor(losses, dtype=torch.float64)
+        return cls(values, *torch.tensor(numbers, dtype=torch.float64))
 
     def columns(self) -> list[Tensor]:
         return [self.values, self.samples, self.seconds, self.steps]
