@@ -14,8 +14,9 @@ from common import Measured, say_where, shown  # before NumPy is loaded: it sets
 
 import hocket
 
-CASES = [("blobs", "fleet", 16, 2000), ("blobs", "sim", 16, 30), ("mnist-mlp", "fleet", 32, 100)]
-"""Task, engine, batch and steps of each worker. 1,024 workers have two steps an epoch of `blobs`, both nearly full."""
+CASES = [("blobs", "fleet", 16, 200, 2000), ("blobs", "sim", 16, 30, 30), ("mnist-mlp", "fleet", 32, 4, 100)]
+"""Task, engine, batch, and steps of each worker on a CPU and on a GPU, so that a round takes seconds on both. 1,024
+workers have two steps an epoch of `blobs`, both nearly full."""
 
 
 def cost(task: str, engine: str, batch: int, steps: int, workers: int, device: str) -> Measured:
@@ -36,7 +37,8 @@ def main() -> None:
     say_where()
     found: dict[str, list[Measured]] = {}
     for number in range(chosen.rounds + 1):
-        for task, engine, batch, steps in CASES:
+        for task, engine, batch, on_cpu, on_gpu in CASES:
+            steps = on_cpu if chosen.device == "cpu" else on_gpu
             name = f"{engine}, {chosen.workers} workers, {task}, batch {batch}, {chosen.device}"
             try:
                 measured = cost(task, engine, batch, steps, chosen.workers, chosen.device)
