@@ -28,6 +28,14 @@ def _mounts() -> None:
         pytest.skip("may not mount a /dev/shm of its own")
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "server:mode=async"])
+def test_where_nothing_fits_ranks_share_memory_that_is_in_no_folder(tmp_path: Path, strategy: str) -> None:
+    words = ["-n", "2", "--engine", "torch", "-s", strategy, "--steps", "3", "--out", str(tmp_path / "run")]
+    done = in_little("64k", "train", "digits", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(("size", "ranks"), [("16m", 2), ("40m", 8)])
 def test_ranks_start_in_little_shared_memory(tmp_path: Path, size: str, ranks: int) -> None:
     words = ["-n", str(ranks), "--engine", "mpi", "--steps", "3", "--out", str(tmp_path / "run")]

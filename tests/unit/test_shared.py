@@ -15,6 +15,7 @@ from canary import in_threads, values
 
 from hocket.core.errors import UserError
 from hocket.core.sharing import MAX_WORKERS, Backoff, Method, Sharing
+from hocket.kernels.memory import block as block_module
 from hocket.kernels.memory.block import Block
 from hocket.kernels.memory.updates import close_write, next_batch, open_read, open_write, release, stopped
 from hocket.kernels.memory.vector import LockBroken, MappedVector
@@ -165,7 +166,12 @@ def test_each_batch_is_handed_out_once() -> None:
     assert sorted(batches) == list(range(1000))
 
 
-def test_a_block_is_one_memory_under_its_path_and_leaves_nothing() -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_block_is_one_memory_under_its_path_and_leaves_nothing(
+    has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_room:
+        monkeypatch.setattr(block_module, "place", lambda: str(tmp_path / "nowhere"))
     block = Block.create(4096)
     assert block.path is not None
     other = Block.attach(block.path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from hocket.core.errors import UserError
@@ -29,6 +31,11 @@ def room() -> int:
     return free() // _SHARE
 
 
+def _most() -> int:
+    """Bytes that a block in no folder may have: half of the machine's memory, as Linux gives /dev/shm."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
 class Block:
     """Memory that workers share: threads by this object, processes by the path of its file.
 
@@ -36,9 +43,11 @@ class Block:
     ends, and nothing is left behind however they end.
     """
 
-    def __init__(self, memory: mmap.mmap, path: Path | None = None) -> None:
+    def __init__(self, memory: mmap.mmap, path: Path | None = None, descriptor: int = -1) -> None:
         self.memory = memory
         self.path = path
+        self._descriptor = descriptor
+        """Of memory whose file has no name of its own: while it is open, `path` leads to it."""
 
     @classmethod
     def anonymous(cls, nbytes: int) -> Block:
@@ -48,18 +57,40 @@ class Block:
     @classmethod
     def create(cls, nbytes: int) -> Block:
         """Memory for processes that `attach` to its path."""
-        descriptor, name = tempfile.mkstemp(prefix="hocket-", dir=place())
+        try:
+            return cls._in(place(), nbytes)
+        except OSError as error:
+            with suppress(OSError):
+                return cls._nowhere(nbytes)
+            raise UserError(
+                f"no room for {nbytes / 1e6:.1f} MB of shared memory in {place()}: {error.strerror}; free "
+                f"some, give a container more (docker run --shm-size), or use fewer ranks"
+            ) from error
+
+    @classmethod
+    def _in(cls, folder: str, nbytes: int) -> Block:
+        descriptor, name = tempfile.mkstemp(prefix="hocket-", dir=folder)
         try:
             os.posix_fallocate(descriptor, 0, nbytes)  # a full disk shows here, not as a crash in a worker
             return cls(mmap.mmap(descriptor, nbytes), Path(name))
-        except OSError as error:
+        except OSError:
             os.unlink(name)
-            raise UserError(
-                f"no room for {nbytes / 1e6:.1f} MB of shared memory in {Path(name).parent}: {error.strerror}; free "
-                f"some, give a container more (docker run --shm-size), or use fewer ranks"
-            ) from error
+            raise
         finally:
             os.close(descriptor)
+
+    @classmethod
+    def _nowhere(cls, nbytes: int) -> Block:
+        """In memory that is in no folder, whose size so does not matter: found by way of this process."""
+        if sys.platform != "linux" or nbytes > _most():
+            raise OSError("no such memory")
+        descriptor = os.memfd_create("hocket")
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)
+            return cls(mmap.mmap(descriptor, nbytes), Path(f"/proc/{os.getpid()}/fd/{descriptor}"), descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
 
     @classmethod
     def attach(cls, path: str | Path) -> Block:
@@ -69,6 +100,8 @@ class Block:
 
     def unlink(self) -> None:
         """Take the file's name away; what is mapped stays."""
-        if self.path is not None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        elif self.path is not None:
             self.path.unlink(missing_ok=True)
-            self.path = None
+        self.path, self._descriptor = None, -1
