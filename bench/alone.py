@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -15,18 +16,23 @@ from hocket.engines import post
 from hocket.engines.commons import Patience
 from hocket.kernels.memory.block import Block
 
+NAP_S = 1e-4
+"""How long a rank is away from its core where there are more ranks than cores: long enough for another to take it."""
+
 
 class Watch:
     """Seconds that a rank computes from one `lap` to the next, by its own clock, which stands while others have its
-    core. It offers that in between, as ranks do that wait, so that it finds there what others leave in the caches."""
+    core. In between it does as ranks do that wait for others: it offers its core, or sleeps where it is `crowded`. So
+    it finds there what others leave in the caches."""
 
-    def __init__(self) -> None:
+    def __init__(self, crowded: bool = False) -> None:
         self.found: list[float] = []
+        self._give_way = partial(time.sleep, NAP_S) if crowded else os.sched_yield
         self._began = time.thread_time()
 
     def lap(self) -> None:
         self.found.append(time.thread_time() - self._began)
-        os.sched_yield()
+        self._give_way()
         self._began = time.thread_time()
 
     @contextmanager

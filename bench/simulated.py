@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, product
@@ -57,6 +57,8 @@ MOST_S = 180
 """Seconds after which no round begins, but the first of each."""
 CORES = len(os.sched_getaffinity(0))
 WITHIN = 0.15
+FREE = "1000000GB"
+"""What moves so many bytes a second takes no time for them."""
 
 
 def times(
@@ -100,7 +102,7 @@ def step_alone() -> Callable[[], None]:
 
 def as_worker(here: Rank, plan: Plan, size: int) -> list[float]:
     """Seconds of each step: all that the driver and the strategy compute for it."""
-    watch = Watch()
+    watch = Watch(here.comm.size > CORES)
     task = dataclasses.replace(load_task(TASK, 0), on_step=lambda progress: watch.lap())
     train, test = task.load()
     answer = Message("model", (0,), (torch.zeros(size_of(task)),))
@@ -114,7 +116,7 @@ def as_worker(here: Rank, plan: Plan, size: int) -> list[float]:
 
 def as_server(here: Rank, plan: Plan) -> list[float]:
     """Seconds of each push, which come from the workers in turn, for as long as these compute."""
-    task, watch = load_task(TASK, 0), Watch()
+    task, watch = load_task(TASK, 0), Watch(here.comm.size > CORES)
     gradient = torch.full((size_of(task),), 1e-6)
     settings = Hyperparameters(optim.make_flat("sgd", gradient, torch.zeros_like(gradient), LR, 0.0)).told(False)
     read = [0] * plan.workers
@@ -167,14 +169,15 @@ def all_reduces(comm: Comm, parameters: int) -> list[float]:
     return found
 
 
-def requests(comm: Comm, parameters: int) -> list[float]:
-    """Mean seconds until the last rank has answered an empty message of the first, less what both computed for it.
+def requests(comm: Comm) -> list[float]:
+    """Mean seconds until the last rank has answered an empty message of the first, and what each computed for it: where
+    it came to waiting and waking, and without.
 
-    It is idle while that one takes a step for itself, as a server is. The other workers sleep.
+    The server is idle while the first takes a step for itself, as in a run. The other workers sleep.
     """
     server, nothing = comm.size - 1, Message("", (), (torch.zeros(1),))
     if comm.rank == server:
-        for _ in range(WARM_UP + MEASURED):
+        for _ in range(2 * (WARM_UP + MEASURED)):
             comm.isend(0, comm.recv(0)[1])
     if comm.rank > 0:
         comm.recv(0)
@@ -184,11 +187,12 @@ def requests(comm: Comm, parameters: int) -> list[float]:
         comm.isend(server, nothing)
         comm.recv(server)
 
-    step, loop = step_alone(), Loop(Watch())
-    answered_s = statistics.mean(times(ask, step))
+    step, send = step_alone(), partial(Loop(Watch()).send, nothing)
+    asked = ((ask, time.perf_counter), (ask, time.thread_time), (send, time.thread_time))
+    found = [statistics.mean(times(what, step, clock)) for what, clock in asked]
     for other in range(1, comm.size):
         comm.isend(other, Message("done")).wait()
-    return [answered_s - 2 * statistics.mean(times(partial(loop.send, nothing), step, time.thread_time))]
+    return found
 
 
 def measured(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
@@ -198,8 +202,8 @@ def measured(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
     torch.set_num_threads(1)
     work = as_server(rank, plan) if rank.comm.rank >= plan.workers else as_worker(rank, plan, rank.comm.size)
     rank.comm.barrier()
-    said = requests if rank.comm.size > plan.workers else all_reduces
-    return [work, said(rank.comm, size_of(load_task(TASK, 0)))]
+    comm = rank.comm
+    return [work, requests(comm) if comm.size > plan.workers else all_reduces(comm, size_of(load_task(TASK, 0)))]
 
 
 def mpi_options(strategy: str, workers: int, parameters: int) -> dict[str, str]:
@@ -215,24 +219,44 @@ def mpi_options(strategy: str, workers: int, parameters: int) -> dict[str, str]:
     plan, servers = prepare(spec).plan, strategies.make(strategy).server_ranks()
     program = Program("simulated:measured", plan.to_json())
     work, said = zip(*engine.make("mpi").run(program, workers + servers, Listener()), strict=True)
-    computed, free = [seconds for found in work[:workers] for seconds in found], "1000000GB"
+    computed = [seconds for found in work[:workers] for seconds in found]
     if servers:
-        serve = {"serve": f"{statistics.mean(work[workers]):.9f}s", "latency": f"{max(said[0][0], 0) / 2:.9f}s"}
-        return serve | {"compute": lognormal(computed), "bandwidth": free, "memory": free}
-    small_s, large_s, small_cpu_s, large_cpu_s = (statistics.mean(found) for found in zip(*said, strict=True))
-    if workers > CORES:  # who computes in an all-reduce keeps a core from others
-        computed = [seconds + large_cpu_s for seconds in computed]
-        small_s = large_s = max(small_s - small_cpu_s * workers / CORES, 0)
-    return {"compute": lognormal(computed), "memory": free} | collective_options(small_s, large_s, workers, parameters)
+        return server_options(workers + servers > CORES, computed, work[workers], *said[0])
+    return {"memory": FREE} | collective_options(computed, workers, parameters, said)
 
 
-def collective_options(small_s: float, large_s: float, ranks: int, parameters: int) -> dict[str, str]:
-    """What `sim` asks for an all-reduce is so many latencies, and its bytes so many times."""
+def server_options(
+    crowded: bool, computed: list[float], served: list[float], answered_s: float, handled_s: float, awake_s: float
+) -> dict[str, str]:
+    """Who waits computes nothing; but where ranks share cores it soon sleeps, and to do so and wake takes its core."""
+    more_s = max(handled_s - awake_s, 0.0) if crowded else 0.0
+    latency_s = max(answered_s - 2 * (awake_s + more_s), 0.0) / 2
+    return {
+        "compute": lognormal([seconds + more_s for seconds in computed]),
+        "serve": f"{statistics.mean(served) + more_s:.9f}s",
+        "latency": f"{latency_s:.9f}s",
+        "bandwidth": FREE,
+        "memory": FREE,
+    }
+
+
+def collective_options(
+    computed: list[float], ranks: int, parameters: int, said: Sequence[list[float]]
+) -> dict[str, str]:
+    """What `sim` asks for an all-reduce is so many latencies, and its bytes so many times.
+
+    Where ranks share cores, what one computes in it keeps a core from others.
+    """
+    small_s, large_s, in_small_s, in_large_s = (statistics.mean(found) for found in zip(*said, strict=True))
+    if ranks > CORES:
+        computed = [seconds + in_large_s for seconds in computed]
+        small_s = large_s = max(small_s - in_small_s * ranks / CORES, 0.0)
+    told = {"compute": lognormal(computed)}
     if ranks == 1:
-        return {}
+        return told
     latencies, sent = (collective_s("all_reduce", 4 * parameters, ranks, *cost) for cost in ((1, 0), (0, 1)))
     bandwidth = sent / max(large_s - small_s, 1e-9) / 1e9
-    return {"latency": f"{small_s / latencies:.9f}s", "bandwidth": f"{bandwidth:.6f}GB"}
+    return told | {"latency": f"{small_s / latencies:.9f}s", "bandwidth": f"{bandwidth:.6f}GB"}
 
 
 # What threads measure.
