@@ -18,7 +18,8 @@ LEVELS = (
     ("engines",), ("measure",), ("kernels",), ("core",),
 )  # fmt: skip
 """From the top down."""
-LONGEST_FILE, LONGEST_FUNCTION = 400, 50
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_KERNEL = 400, 50, 55
+"""Lines. Compiled loops pay for being split: those of perceptrons and sparse rows took a tenth longer and more."""
 FILES = {path.relative_to(SRC): path.read_text() for path in sorted(SRC.rglob("*.py"))}
 
 
@@ -76,7 +77,9 @@ def test_files_and_functions_are_short() -> None:
         for node in ast.walk(ast.parse(text)):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
-            if (lines := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION:
+            compiled = any(isinstance(by, ast.Name) and by.id == "kernel" for by in node.decorator_list)
+            longest = LONGEST_KERNEL if compiled else LONGEST_FUNCTION
+            if (lines := (node.end_lineno or 0) - node.lineno + 1) > longest:
                 found.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
     assert not found, told(found)
 

@@ -266,22 +266,6 @@ def put_gradient(plan: Integers, n: int, values: Floats, deltas: Floats, alpha: 
 
 
 @kernel
-def put_by(plan: Integers, x: Floats, to: Floats) -> Floats:
-    """Copy what is read twice, to go forward and back, and must not change in between: all but the first layer."""
-    first = plan[0, BIAS] + plan[0, OUT]
-    copy_vector(x[first:], to[first:], to.size - first)
-    return to
-
-
-@kernel
-def gathered(velocity: Floats, momentum: float, g: Floats) -> Floats:
-    """The velocity, with this gradient in it."""
-    for i in range(velocity.size):
-        velocity[i] = np.float32(momentum) * velocity[i] + g[i]
-    return velocity
-
-
-@kernel
 def dense_loop(
     shared: CompiledVector,
     near: Near,
@@ -311,8 +295,11 @@ def dense_loop(
         read = acquire(control, rows, worker, dim)
         if read == NO_ROW:
             return made, BROKEN_LOCK
-        x = rows[read]
-        later = put_by(plan, x, g) if others_write else x
+        x = later = rows[read]
+        if others_write:  # but what is read twice, to go forward and back, must not change in between
+            later = g
+            first = plan[0, BIAS] + plan[0, OUT]
+            copy_vector(x[first:], later[first:], dim - first)
         loss = back_propagate(data, x, later, chosen, values, deltas)
         if not np.isfinite(loss):
             release(control, worker, read)
@@ -326,7 +313,10 @@ def dense_loop(
             close_write(control, worker, row)
         else:
             put_gradient(plan, n, values, deltas, portion(shared, n, batch), False, g)
-            step = gathered(velocity, momentum, g) if momentum != 0 else g
+            if momentum != 0:
+                for i in range(dim):
+                    velocity[i] = np.float32(momentum) * velocity[i] + g[i]
+            step = g if momentum == 0 else velocity
             if publish(control, rows, worker, read, step, lr, dim) == BROKEN:
                 return made, BROKEN_LOCK
         note(log, made, loss, n)

@@ -163,10 +163,13 @@ def sparse_loop(
     lr: float,
     log: Log,
 ) -> tuple[int, int]:
-    """A worker's part of an epoch: batches taken, and how it ended."""
+    """A worker's part of an epoch: batches taken, and how it ended.
+
+    Handlings of staleness that look at each coordinate get the gradient as a list of touched coordinates.
+    """
     dim = data.decay.size + 1
     control, rows, worker = near.vector
-    listed = control[HANDLING] >= GAP  # who looks at each coordinate gets a list of those that the gradient touches
+    listed = control[HANDLING] >= GAP
     skip = (shared.control[WORKERS] - 1) * batch
     count = made = 0
     begin_together(shared.control)
@@ -188,8 +191,10 @@ def sparse_loop(
             stop_all(shared.control)
             note(log, made, loss, n)
             return made + 1, DIVERGED
+        status = RETRY
         share = portion(shared, n, batch)
-        status = scatter(near.vector, dim, work.touched, count, lr * share) if listed else RETRY
+        if listed:
+            status = scatter(near.vector, dim, work.touched, count, lr * share)
         while status == RETRY:
             to = open_write(control, rows, worker, dim)
             if to == NO_ROW:
