@@ -101,6 +101,8 @@ def test_who_decodes_for_too_long_is_not_waited_for(
     other = started(file, asked)
     said(other)
     other.send_signal(signal.SIGSTOP)
+    while Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
     monkeypatch.setattr(module, "LIMIT_S", 0.1)
     try:
         assert alike(lent([file, None], [1], decode)) and decode.asked == 1
