@@ -41,15 +41,20 @@ def lent(files: Sequence[Path | None], options: Sequence[object], decode: Decode
 
     Who writes to them gets a copy of what it changes.
     """
-    if sys.platform == "linux":
-        with suppress(OSError):  # such as of a file that is not there, which `decode` will say
-            return _borrowed_or_lent(_address(files, options), decode)
+    address = _address(files, options)
+    if address and sys.platform == "linux":
+        with suppress(OSError):
+            return _borrowed_or_lent(address, decode)
     return list(decode())
 
 
 def _address(files: Sequence[Path | None], options: Sequence[object]) -> str:
-    """Runs that would decode the same meet here, and share what none of them changes."""
-    states = [os.stat(file) if file else None for file in files]
+    """Runs that would decode the same meet here, and share what none of them changes. Empty where a file is not there,
+    or has a path that no file can have: `decode` will say it."""
+    try:
+        states = [os.stat(file) if file else None for file in files]
+    except (OSError, ValueError):
+        return ""
     known = [[at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns] if at else None for at in states]
     key = hashlib.sha256(json.dumps([known, *options]).encode()).hexdigest()
     return f"\0hocket-{os.geteuid()}-{key[:32]}"
