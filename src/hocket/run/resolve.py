@@ -16,7 +16,6 @@ from hocket.core.units import seconds
 from hocket.drivers.held_back import validation_samples
 from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
 from hocket.drivers.schedule import rates_of
-from hocket.drivers.split_model import check_layout
 from hocket.layouts.mesh import Layout
 from hocket.optim.schedules import OWN
 from hocket.run.blame import blaming
@@ -50,7 +49,7 @@ def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     samples -= validation_samples(validation, samples)
     batch = _batch(spec, task, workers, samples)
     if layout.ranks > 1:
-        _check_split(spec, task, layout, chosen, optim.parse(optimizer)[0])
+        _check_split(spec, task, layout, optim.parse(optimizer)[0])
     lr: float = _of_optimizer(spec, task, optimizer, "lr", optim.RATES)
     _check_lr(spec, lr, workers)
     if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
@@ -99,9 +98,8 @@ def _check_schedule(plan: Plan, task: Task, steps_per_epoch: int) -> None:
             rates.at(plan.steps - 1 if rates.per_step else (plan.steps - 1) // steps_per_epoch)
 
 
-def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:
+def _check_split(spec: RunSpec, task: Task, layout: Layout, optimizer: str) -> None:
     """Refuse what needs a whole model, where each rank has a part of it."""
-    check_layout(layout, chosen)
     if layout.shares_layers and optimizer not in optim.ELEMENTWISE:
         raise UserError(f"optimizer {optimizer} looks at whole layers, and a layout splits them; use sgd or adam")
     if layout.pipeline == 1:
