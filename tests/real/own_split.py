@@ -21,4 +21,15 @@ def samples() -> tuple[Tensor, Tensor]:
     return x, x[:, 0, :3].sum(1).argmax(-1) % 3
 
 
+def single() -> nn.Module:
+    return model().float()
+
+
+def rounded() -> tuple[Tensor, Tensor]:
+    x, y = samples()
+    return x.float(), y
+
+
+in_single_precision = hocket.Task(model=single, data=(rounded(), rounded()), batch=8, momentum=0.9, lr=0.05)
+"""What shared memory has."""
 task = hocket.Task(model=model, data=(samples(), samples()), batch=8, momentum=0.9, lr=0.05)

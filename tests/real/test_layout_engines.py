@@ -13,8 +13,11 @@ import torch
 from covering import first
 
 import hocket
+from hocket.engines.catalogue import engine
+from hocket.strategies import strategy
 
 TASK = f"{Path(__file__).parent / 'own_split.py'}:task"
+SINGLE = f"{Path(__file__).parent / 'own_split.py'}:in_single_precision"
 LAYOUTS = ["tensor=2,data=2", "pipeline=2,microbatches=4", "tensor=2", "domain=2"]
 CHOSEN = [("mpi", "tensor=2,data=2"), ("torch", "pipeline=2,microbatches=4")]
 """Messages and collectives; on threads, tests/unit has all."""
@@ -29,6 +32,26 @@ def test_a_split_model_learns_on_every_engine_as_one_process_does(name: str, lay
     assert found.state.keys() == alone.state.keys()
     for key, tensor in found.state.items():
         assert torch.allclose(tensor, alone.state[key], rtol=1e-9, atol=1e-12)
+
+
+APART = ["server:mode=async", "hogwild", "elastic:every=2", "leashed", "server:servers=2", "gossip:kind=pull"]
+CHOSEN_APART = [("torch", "server:mode=async", LAYOUTS[1]), ("mpi", "hogwild", "tensor=2")]
+REST_APART = [
+    (name, text, layout)
+    for name, text, layout in product(["mpi", "torch"], APART, ["tensor=2", LAYOUTS[1], "domain=2"])
+    if (name, text, layout) not in CHOSEN_APART and strategy.make(text).needs <= engine[name].offers
+]
+
+
+@pytest.mark.parametrize(("name", "text", "layout"), first(2, [*CHOSEN_APART, *REST_APART]))
+def test_parts_that_go_their_own_ways_learn_and_go_on(
+    tmp_path: Path, thorough: bool, name: str, text: str, layout: str
+) -> None:
+    settings: dict[str, Any] = {"layout": f"{layout},data=2", "engine": name, "strategy": text, "progress": False}
+    found = hocket.fit(SINGLE, out=tmp_path / "run", checkpoint_every=1, epochs=3, **settings)
+    assert found.learnt and found.epochs == 3
+    if thorough:
+        assert hocket.resume(tmp_path / "run", epochs=4, progress=False).epochs == 4
 
 
 def test_pytorchs_own_parallelism_learns_the_same(tmp_path: Path) -> None:

@@ -80,13 +80,13 @@ def test_several_may_find_the_target_at_once() -> None:
     def main(rank: Rank) -> tuple[bool, bool]:
         pool = Pool(rank.comm, 1000, math.inf, at_the_end=False)
         for _ in range(rank.comm.rank):
-            pool.draw()
+            pool.draw(Brake())
             pool.spend()
         rank.comm.barrier()
         pool.empty()
         rank.comm.barrier()
-        found = pool.draw() >= 1000, pool.must_meet(Brake())
+        ticket, meets, _ = pool.draw(Brake())
         pool.close()
-        return found
+        return ticket >= 1000, meets
 
     assert on_threads(main, 8) == [(True, False)] * 8

@@ -66,7 +66,7 @@ def test_factors_of_layers_do_not(tmp_path: Path, before: str, after: str) -> No
 
 
 @pytest.mark.parametrize("layout", ["tensor=2", "pipeline=2,stages=3+3,microbatches=1"])
-@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=3"])
+@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=3", "server"])
 def test_gradients_are_clipped_by_the_norm_of_the_whole_model(layout: str, strategy: str) -> None:
     whole = fit("", strategy, workers=2, clip=0.3)
     assert_same(fit(f"{layout},data=2", strategy, clip=0.3), whole)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from splitting import apart
 from test_layouts import doubled, perceptron
+from test_team_safety import Inf
 from test_tensor_layout import DropsItself
 from tiny import on_threads
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -174,3 +175,21 @@ def test_bad_layouts_are_refused(ranks: int, layout: str, line: str) -> None:
         return "refused"
 
     assert on_threads(main, ranks) == ["refused"] * ranks
+
+
+def test_a_scaler_that_skips_on_one_part_skips_on_all_of_its_worker() -> None:
+    def main(rank: Rank) -> tuple[int, float]:
+        x, y = (tensor.float() if tensor.is_floating_point() else tensor for tensor in doubled())
+        with hocket.join("hogwild", layout="tensor=2") as team:
+            model = nn.Linear(5, 4)  # the first layer's gradients stay where they are
+            model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            for number in range(4):
+                optimizer.zero_grad()
+                loss = Inf.apply(F.cross_entropy(model(x), y), number == 1 and rank.comm.rank == 1)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return team._prepared[0].session.worker.step, scaler.get_scale()
+
+    assert on_threads(main, 2) == [(3, 2.0)] * 2

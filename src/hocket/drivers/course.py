@@ -142,7 +142,7 @@ class Course:
             clock.charge(self.gradients.work * samples / self._piece)
         loss = self._compute(index, samples / self._piece)
         if self._clips:
-            optim.clip(self.gradients.replica.g, self._clips)
+            optim.clip(self.gradients.replica.g, self._clips, self.gradients.portion.length)
         if self._draws_the_two_ways:
             ended = clock.now()
             back = began + FORWARD * (ended - began)
@@ -326,10 +326,10 @@ class Course:
 
     def _about(self, step: int) -> dict[str, Any]:
         plan = self.plan
-        names = ("task", "strategy", "workers", "servers", "batch", "seed", "optimizer", "momentum")
+        names = ("task", "strategy", "workers", "batch", "seed", "optimizer", "momentum")
         portion = self.gradients.portion
         known: dict[str, Any] = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": portion.parameters}
-        known["model"] = portion.fingerprint()
+        known |= {"servers": plan.made_strategy.server_ranks(), "model": portion.fingerprint()}
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:

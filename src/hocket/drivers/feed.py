@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from hocket.core.brake import Brake
+from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 
 # One number that all workers count up holds, from its lowest bits: tickets given out; how often all were taken away;
@@ -18,6 +19,17 @@ _CALL, _HOLDS, _VOID, _WATCH, _LEFT = 1 << 36, 1 << 40, 1 << 44, 1 << 48, 1 << 5
 _FOUR_BITS = 15
 
 
+class Draw(NamedTuple):
+    """What a worker finds when it wants the next batch."""
+
+    ticket: int
+    """To hold; the pool's `total` or more where none is left."""
+    meets: bool
+    """Whether all workers meet before this one trains on its ticket, or leaves."""
+    waits: bool
+    """Whether somebody evaluates the model just now."""
+
+
 class Pool:
     """One pool of batches, in the order of the data: who is fast takes more of them.
 
@@ -25,31 +37,42 @@ class Pool:
     on: at every `meet_every` tickets, `at_the_end` if that is wanted, and when worker 0 calls because its brake was
     pulled. A worker that finds no ticket leaves. A call holds if nobody had left before it, so that everyone still
     hears it; else it is void.
+
+    Where a worker is several ranks, its `ensemble`, the first of them draws for all. The others have pools whose
+    numbers nobody looks at, and find what it found.
     """
 
-    def __init__(self, comm: Comm, total: int, meet_every: float, at_the_end: bool) -> None:
-        self._comm, self._counter, self._worker = comm, comm.counter(), comm.rank
+    def __init__(
+        self, comm: Comm, total: int, meet_every: float, at_the_end: bool, ensemble: Comm | None = None
+    ) -> None:
+        self._comm, self._counter, self._worker, self._ensemble = comm, comm.counter(), comm.rank, ensemble
         self.total, self._meet_every, self._meet_at_the_end = total, meet_every, at_the_end
         self.held = -1
         """The ticket in this worker's hand, -1 for none."""
         self._met = 0
         self._called = False
 
-    def draw(self) -> int:
-        """A ticket to hold; `total` or more where none is left."""
+    def draw(self, brake: Brake) -> Draw:
+        if self._ensemble is None:
+            return self._draw(brake)
+        told = torch.tensor(self._draw(brake) if self._ensemble.rank == 0 else Draw(0, False, False), dtype=torch.int64)
+        self._ensemble.broadcast(told)
+        self.held, meets, waits = told.tolist()
+        return Draw(self.held, bool(meets), bool(waits))
+
+    def _draw(self, brake: Brake) -> Draw:
         if self.held < 0:
             self._heard = self._counter.take()
             self.held = self._heard % _TICKETS
             if self.held >= self.total:
                 self._heard = self._counter.take(_LEFT)
-        return self.held
+        return Draw(self.held, self._must_meet(brake), self._watched)
 
     def spend(self) -> None:
         """The ticket has been trained on."""
         self.held = -1
 
-    def must_meet(self, brake: Brake) -> bool:
-        """Whether all workers meet before this one trains on its ticket, or leaves."""
+    def _must_meet(self, brake: Brake) -> bool:
         if brake.purpose is not None and self._worker == 0 and not self._called and self.held < self.total:
             self._called = True
             self._call()
@@ -98,13 +121,20 @@ class Pool:
         self._counter.take(begins * _WATCH)
 
     @property
-    def watched(self) -> bool:
-        """Whether somebody evaluated the model when this worker last drew."""
+    def _watched(self) -> bool:
         return self._heard // _WATCH & _FOUR_BITS > 0
 
-    def still_watched(self) -> bool:
+    def wait(self, clock: Clock) -> None:
+        """Until nobody evaluates the model any more; a real clock stands still."""
+        if self._ensemble is None or self._ensemble.rank == 0:
+            clock.wait_while(self._still_watched)
+        if self._ensemble is not None:
+            with clock.paused():
+                self._ensemble.barrier()
+
+    def _still_watched(self) -> bool:
         self._heard = self._counter.take(0)
-        return self.watched
+        return self._watched
 
     def empty(self) -> None:
         """Leave no ticket for anyone: the run has reached its goal."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.drivers.checkpoint import Checkpoint
 
@@ -40,6 +41,11 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
     if saved == workers:
         return found
     first, *others = found.states
+    if "parts" in first:
+        raise UserError(
+            f"{path} was saved by {saved} workers whose models are split, each part with a state of its own: it goes "
+            f"on with as many and in that layout; use data={saved} in it"
+        )
     has_epochs = "steps_per_epoch" in about  # a loop of the user's has none that are known here
     at_the_end = has_epochs and about["step"] % about["steps_per_epoch"] == 0
     alike = all(_alike(first[key], other[key]) for other in others for key in ("replica", "optimizer", "kept"))
@@ -53,6 +59,17 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
     known = {key: step if first["driver"][key] == about["step"] else 0 for key in ("judged", "kept")}
     driver = first["driver"] | known | {"regrouped": True}
     return Checkpoint(about, [state | {"step": step, "driver": driver} for state in states])
+
+
+def part_of(state: dict[str, Any], ensemble: Comm | None, mark: str) -> dict[str, Any]:
+    """Of the states of a split model's parts the one of this rank among its `ensemble`, if its part bears that mark."""
+    parts: list[dict[str, Any]] = state.get("parts", [])
+    if ensemble is None or len(parts) != ensemble.size or parts[ensemble.rank]["part"] != mark:
+        raise UserError(
+            "under this strategy each part of a split model has a state of its own: go on with the layout that was "
+            "saved, and in a pipeline with its stages=..."
+        )
+    return parts[ensemble.rank]
 
 
 def _newcomer(state: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class FromPool:
     The point belongs to the moment at which its first batch is drawn: whoever draws it notes the time, and looks at the
     model that the run would return if it ended there. Where that model is the mean of all replicas, each worker sends
     worker 0 the replica that it had at that moment, which it still has at its next draw. While somebody evaluates,
-    real clocks stand still.
+    real clocks stand still. Where a worker is several ranks they draw together, and each sees to its part.
     """
 
     def __init__(self, course: Course, pool: Pool, saved: dict[str, Any] | None) -> None:
@@ -68,14 +68,14 @@ class FromPool:
         """Tickets to train on."""
         course, pool = self._course, self._pool
         while True:
-            ticket = pool.draw()
-            if pool.must_meet(course.rank.brake):
+            ticket, meets, waits = pool.draw(course.rank.brake)
+            if meets:
                 if course.save(self._position):
                     return
                 pool.rejoin()
                 continue
-            if pool.watched:
-                course.clock.wait_while(pool.still_watched)
+            if waits:
+                pool.wait(course.clock)
             if ticket >= pool.total:
                 return
             self._reach(ticket)
@@ -93,6 +93,7 @@ class FromPool:
             self._at_the_draw.copy_(values)
             if self._me == 0:
                 self._hear()
+                self._judge_whole()
         elif is_first:
             now = course.now()
             with course.clock.paused():
@@ -103,6 +104,8 @@ class FromPool:
 
     def _judge(self, stretch: int, now: float, x: Tensor) -> None:
         self._pool.watch(+1)
+        with self._course.clock.paused():
+            self._course.gradients.portion.make_alike(x, counted=False)
         if self._course.judge_alone(stretch * self._course.stride, now, x):
             self._pool.empty()
         self._pool.watch(-1)
@@ -146,15 +149,28 @@ class FromPool:
         self._course.session.group.all_reduce(passed)
         while self._me == 0 and self._heard < int(passed):
             self._hear(timeout=None)
+        if self._me == 0:
+            self._judge_whole()
 
     def _add(self, stretch: int, values: Tensor, now: float) -> None:
-        """Count a replica in; who has all of a stretch judges their mean."""
-        course = self._course
-        found = self._sums.setdefault(stretch, [torch.zeros_like(course.gradients.replica.values), 0, 0.0])
+        """Count a replica in."""
+        replica = self._course.gradients.replica
+        found = self._sums.setdefault(stretch, [torch.zeros_like(replica.values), 0, 0.0])
         found[0] += values.to(found[0].device)
         found[1] += 1
         found[2] = max(found[2], now)
-        if found[1] == course.plan.workers:
+
+    def _judge_whole(self) -> None:
+        """Worker 0 judges the mean of those stretches that all replicas have come in of, one after the other."""
+        course = self._course
+        workers, ensemble = course.plan.workers, course.session.ensemble
+        whole = [stretch for stretch in sorted(self._sums) if self._sums[stretch][1] == workers]
+        if ensemble is not None:  # what one rank has heard of its part, another may not yet
+            fewest = torch.tensor([len(whole)])
+            with course.clock.free():
+                ensemble.all_reduce(fewest, "min")
+            whole = whole[: int(fewest)]
+        for stretch in whole:
             mean, count, when = self._sums.pop(stretch)
             self._judge(stretch, when, mean / count)
 

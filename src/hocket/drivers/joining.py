@@ -20,7 +20,6 @@ from hocket.core.frames import users_frames, why
 from hocket.core.speaking import PASS_ON_S, Abort, await_turn, exit_status
 from hocket.core.status import Status
 from hocket.drivers.plan import compressor_for
-from hocket.drivers.split_model import check_layout
 from hocket.drivers.team import Team
 from hocket.engines import mpi
 from hocket.engines import torch as torch_engine
@@ -111,9 +110,8 @@ def _team(rank: Rank, strategy: str, compress: str, layout: str, seed: int) -> T
         raise UserError(f"hocket.join takes a strategy as text, such as 'local-sgd:every=8'; got {shown(strategy)}")
     chosen = strategies.make(strategy)
     compressor = compressor_for(compress, chosen)
-    workers = _workers(rank, chosen)
     how = Layout.parse(layout)
-    check_layout(how, chosen)
+    workers = _workers(rank, chosen, how)
     if layout:
         how = how.over(workers)
         workers = how.data
@@ -122,16 +120,17 @@ def _team(rank: Rank, strategy: str, compress: str, layout: str, seed: int) -> T
     return Team(rank, chosen, strategy, workers, seed, compressor, mesh)
 
 
-def _workers(rank: Rank, chosen: Strategy) -> int:
+def _workers(rank: Rank, chosen: Strategy, layout: Layout) -> int:
     """The ranks that are no servers; refuses a strategy that cannot run on them."""
     if missing := chosen.needs - rank.offers:
         able = " or ".join(name for name in engine if chosen.needs <= engine[name].offers)
         raise UserError(f"strategy {chosen.name} needs {', '.join(sorted(missing))}; start the ranks on engine {able}")
-    workers = rank.comm.size - chosen.server_ranks()
-    if workers < 1:
+    servers = chosen.server_ranks() * layout.ranks
+    workers = rank.comm.size - servers
+    if workers < layout.ranks:
         raise UserError(
-            f"strategy {chosen.name} takes {chosen.server_ranks()} ranks as servers, which leaves no worker of "
-            f"{rank.comm.size}; start {chosen.server_ranks() + 1} ranks or more, such as with hocket launch -n"
+            f"strategy {chosen.name} takes {servers} ranks as servers, which leaves no worker of "
+            f"{rank.comm.size}; start {servers + layout.ranks} ranks or more, such as with hocket launch -n"
         )
     return workers
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
-from hocket.core.comm import Counter
+from hocket.core.comm import Comm, Counter
 from hocket.core.errors import UserError, shown
 from hocket.core.seeds import seeded, stream
 from hocket.core.shard import Shards
@@ -33,14 +33,20 @@ PASSES = 1024
 
 @dataclass(frozen=True)
 class Tickets:
-    """Numbers from `first` on that workers draw, each of them once."""
+    """Numbers from `first` on that workers draw, each of them once. Of an `ensemble`, the ranks that are one worker,
+    the first draws for all."""
 
     counter: Counter
     number: int
     first: int
+    ensemble: Comm | None = None
 
     def take(self, count: int = 1) -> int:
-        return self.first + self.counter.take(count, self.number)
+        if self.ensemble is None:
+            return self.first + self.counter.take(count, self.number)
+        taken = torch.tensor(self.counter.take(count, self.number))
+        self.ensemble.broadcast(taken)
+        return self.first + int(taken)
 
 
 class OwnShards(Shards):

@@ -86,8 +86,8 @@ class Outcome:
                 self._tell_events(one.session)
             mine = report(first.session, seconds) | self._own(prepared, before, loaders, seconds)
             self._reports = gather_json(everyone, mine)
-            servers = self._of_servers()
-            self._servers: list[dict[str, Any]] = gather_json(everyone, servers)[0]
+            servers: list[list[dict[str, Any]]] = gather_json(everyone, self._of_servers())
+            self._servers = [report for those_of_a_part in servers for report in those_of_a_part]
             if rank.comm.rank == 0:
                 self._state = {k: v.detach().clone() for k, v in first.portion.tensors()}
                 rank.tell("model", {}, model_bytes(self._state))

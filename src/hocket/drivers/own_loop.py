@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket import optim
-from hocket.core.comm import Comm, Rank
+from hocket.core.comm import Rank
 from hocket.core.errors import UserError
 from hocket.core.replica import Memory, Replica, own_memory
 from hocket.drivers.batched import BatchedModel
@@ -24,8 +24,9 @@ from hocket.drivers.prefetch import Prefetched
 from hocket.drivers.report import server_report
 from hocket.drivers.schedule import Schedule
 from hocket.drivers.session import Session
-from hocket.drivers.split_model import seat, split_gradients
+from hocket.drivers.split_model import seat, served_part, split_gradients
 from hocket.layouts.mesh import Mesh
+from hocket.layouts.portion import AllOfIt, Portion
 from hocket.measure.trace import Trace
 from hocket.tasks import SampleSet, Task
 
@@ -54,7 +55,7 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
     if not plan.made_strategy.lockstep:
         tickets = course.shards.steps * plan.workers
         meet_every, at_the_end = plan.checkpoint.epochs * tickets, course.saves_at_the_end()
-        pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end)
+        pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end, session.ensemble)
     session.begin(replica, source.portion)
     session.work(optimizer, _step_of(optimizer, plan, replica.g, source.portion.length), plan.batch)
     position = course.begin(schedule)
@@ -85,7 +86,7 @@ def _source(
     """This rank's session, and where its gradients come from."""
     if plan.made_layout.ranks > 1:
         mesh = Mesh(rank.comm, plan.made_layout)
-        session = _session(seat(rank, mesh), plan, device, mesh.everyone)
+        session = _session(seat(rank, mesh), plan, device, mesh)
         return session, split_gradients(session, mesh, plan, task, train, device)
     session, model = _session(rank, plan, device), task.build_model(plan.seed)
     if plan.batched:
@@ -102,27 +103,38 @@ def _memory(rank: Rank, plan: Plan, model: nn.Module) -> Memory:
     return rank.together if only_look else own_memory
 
 
-def _session(rank: Rank, plan: Plan, device: torch.device, everyone: Comm | None = None) -> Session:
+def _session(rank: Rank, plan: Plan, device: torch.device, mesh: Mesh | None = None) -> Session:
     if device.type == "cpu":
         torch.set_num_threads(plan.made_strategy.threads)  # one, or the speed-up over one worker is fake
     trace = Trace(plan.trace, fine=plan.timeline)
-    return Session(rank, plan.made_strategy, plan.workers, plan.seed, device, trace, plan.made_compressor, everyone)
+    return Session(rank, plan.made_strategy, plan.workers, plan.seed, device, trace, plan.made_compressor, mesh)
 
 
 def serve_rank(rank: Rank, plan: Plan, task: Task) -> dict[str, Any]:
     """The life of a server rank, which needs no samples."""
     device = device_of(plan.device, rank.comm.rank)
-    session, replica = _session(rank, plan, device), Replica(task.build_model(plan.seed), device)
+    session, replica, portion = _served(rank, plan, task, device)
     x, g = session.part_of(replica.x), session.part_of(replica.g)
     # Before all begin: torch may have a second's worth of modules to import for it
     optimizer = optim.make_flat(plan.optimizer, x, g, plan.lr, plan.momentum)
-    step = _step_of(optimizer, plan, g)
-    session.begin(replica)
+    step = _step_of(optimizer, plan, g, portion.length)
+    session.begin(replica, portion)
     clock = session.rank.clock
     began_s = session.trace.origin_s = clock.now()
     server = session.serve(x, g, optimizer, step)
     session.rank.tell("events", {"events": session.trace.take()}, b"")
     return server_report(session, server, clock.now() - began_s)
+
+
+def _served(rank: Rank, plan: Plan, task: Task, device: torch.device) -> tuple[Session, Replica, Portion]:
+    """A server's session, and the model that it serves, or the part of it."""
+    if plan.made_layout.ranks == 1:
+        replica = Replica(task.build_model(plan.seed), device)
+        return _session(rank, plan, device), replica, AllOfIt(replica)
+    mesh = Mesh(rank.comm, plan.made_layout)
+    session = _session(seat(rank, mesh), plan, device, mesh)
+    placed = served_part(session, mesh, plan, task, device)
+    return session, placed.replica, placed.portion
 
 
 def device_of(name: str, rank: int) -> torch.device:

@@ -156,8 +156,8 @@ class Plan:
 
     @property
     def servers(self) -> int:
-        """Ranks behind the workers."""
-        return self.made_strategy.server_ranks()
+        """Ranks behind the workers: each server is as many as a worker's model is split over."""
+        return self.made_strategy.server_ranks() * self.made_layout.ranks
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity; null stands for it."""

@@ -166,8 +166,9 @@ class Prepared:
         return Weight(1.0 if self.unweighed is None else self.unweighed, None)
 
     def _overflowed(self) -> bool:
-        """Whether a GradScaler has found gradients that are not finite, and the step is left out: by all workers, where
-        they take their steps together. (An optimizer with this mark gets scale and finding, and steps by itself.)"""
+        """Whether a GradScaler has found gradients that are not finite, and the step is left out: by all ranks of a
+        worker, and by all workers where they take their steps together. (An optimizer with this mark gets scale and
+        finding, and steps by itself.)"""
         optimizer: Any = self.optimizer
         found: Tensor | None = getattr(optimizer, "found_inf", None)
         if found is None:
@@ -177,6 +178,8 @@ class Prepared:
         anywhere = found.detach().double().cpu().reshape(1)
         if self.session.strategy.lockstep:
             self.session.meeting.all_reduce(anywhere, "max")
+        elif self.session.ensemble is not None:
+            self.session.ensemble.all_reduce(anywhere, "max")
         scale: Tensor | None = optimizer.grad_scale
         if not anywhere and scale is not None:
             self.replica.collect()
@@ -221,7 +224,11 @@ class Prepared:
         """The values that the model would have if the block ended now."""
         worker, strategy = self.session.worker, self.session.strategy
         found = strategy.consensus(worker)
-        return mean_replica(self.replica, self.session.group, *strategy.part(worker)) if found is None else found
+        if found is None:
+            found = mean_replica(self.replica, self.session.group, *strategy.part(worker))
+        if not strategy.lockstep:
+            self.portion.make_alike(found, counted=False)
+        return found
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -28,6 +28,8 @@ from hocket.core.staleness import ByGap, by_gap
 from hocket.core.state import Kept, moved, refill
 from hocket.core.worker import Strategy, Worker
 from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
+from hocket.drivers.fitting import part_of
+from hocket.layouts.mesh import Mesh
 from hocket.layouts.portion import AllOfIt, Portion
 from hocket.measure.meter import Metered, Totals
 from hocket.measure.timebase import ahead_s
@@ -53,7 +55,7 @@ class Session:
         device: torch.device,
         trace: Trace | None = None,
         compressor: Compressor | None = None,
-        everyone: Comm | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self.rank, self.strategy, self.workers, self._seed = rank, strategy, workers, seed
         self.is_server = rank.comm.rank >= workers
@@ -61,15 +63,21 @@ class Session:
         self.totals = Totals()
         self.group: Comm = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else rank.comm
         """The workers, or the servers, among themselves: what is said here is not counted."""
-        self.everyone = everyone or self.group
+        self.everyone = mesh.everyone if mesh else self.group
         """All who train: where a model is split over ranks, `rank.comm` has only those with the same part of it."""
+        self.ensemble = mesh.model if mesh else None
+        """The ranks that this worker is, where its model is split."""
+        self._all_ranks = mesh.world if mesh else rank.comm
+        self._apart = strategy.server_ranks() > 0 or not strategy.lockstep
+        """Whether the parts of a split model have states that cannot be put together: where nobody keeps in step, what
+        one has heard another has not, and servers have a part each."""
         self._device = device
         self._mail = Mailbox(self._on_device(self.group))
         self.comm = self._metered(self._mail)
         self._post = Mailbox(self._on_device(rank.comm)) if strategy.server_ranks() else self._mail
         """Between workers and servers."""
         self.world = self._metered(self._post) if strategy.server_ranks() else self.comm
-        self.meeting: Comm = self.comm if everyone is None else self.beside(everyone)
+        self.meeting: Comm = self.comm if mesh is None else self.beside(mesh.everyone)
         """All who train, and what is said counts as the strategy's does."""
         self.compile_s = 0.0
         self._kept = Kept()
@@ -103,8 +111,7 @@ class Session:
                 self.rank.comm.broadcast(tensor)  # a Task may hold a module with weights of its own
             replica.spread()
             self.rank.comm.barrier()
-            all_ranks = self.rank.comm if self.everyone is self.group else self.everyone
-            ahead = ahead_s(all_ranks, self.rank.clock)
+            ahead = ahead_s(self._all_ranks, self.rank.clock)
             self.comm.set_ahead(ahead)
             self.world.set_ahead(ahead)
 
@@ -175,8 +182,10 @@ class Session:
         self._parameters_changed()
 
     def _parameters_changed(self) -> None:
-        if self._memory is not None:
-            self.portion.make_alike()  # each rank has lost something else
+        if not self.strategy.lockstep:
+            self.portion.make_alike(self.replica.values)  # each rank has heard others
+        elif self._memory is not None:
+            self.portion.make_alike(self.replica.x)  # each has lost something else
         self.replica.spread()
 
     def count(self, steps: int, samples: int) -> None:
@@ -276,13 +285,27 @@ class Session:
     def gather(self, more: dict[str, Any]) -> list[Tensor]:
         """Every rank's packed state, on worker 0; called inside `pause`. `more` is what the driver adds of its own."""
         comm, me = self.rank.comm, self.rank.comm.rank
-        own = pack_state(self.portion.whole(self._worker_state()) | {"driver": more})
+        state = self._worker_state()
+        own = pack_state((state if self._apart else self.portion.whole(state)) | {"driver": more})
         if me:
             comm.isend(0, Message("state", (), (own,)), FRAME).wait()
             return []
         for server in range(self.workers, comm.size):
             comm.isend(server, Message("save"))
-        return [own, *(comm.recv(r, FRAME)[1].tensors[0].clone() for r in range(1, comm.size))]
+        states = [own, *(comm.recv(r, FRAME)[1].tensors[0].clone() for r in range(1, comm.size))]
+        return [self._with_other_parts(packed) for packed in states] if self._apart else states
+
+    def _with_other_parts(self, own: Tensor) -> Tensor:
+        """The packed states of all parts of a split model, side by side, on the first of its ranks."""
+        if self.ensemble is None:
+            return own
+        return pack_state({"parts": [unpack_state(packed) for packed in self.portion.gathered(own)]})
+
+    def _own_part(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Of a state that was saved, what this rank, and those with the same part, go on from."""
+        if self._apart and (self.ensemble is not None or "parts" in state):
+            return part_of(state, self.ensemble, self.replica.fingerprint())
+        return self.portion.own(state)
 
     def load(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Go on from what rank 0 has read; all workers call it together. Returns this worker's state."""
@@ -290,15 +313,14 @@ class Session:
         with self.pause():
             if comm.rank == 0:
                 assert checkpoint is not None
-                state = checkpoint.states[0]
+                state = self._own_part(checkpoint.states[0])
                 for r, other in enumerate(checkpoint.states[1:], 1):
-                    packed = Message("load", (), (pack_state(other),))
+                    packed = Message("load", (), (pack_state(self._own_part(other)),))
                     comm.isend(r, packed, FRAME if r < self.workers else 0).wait()
                     if r >= self.workers:
                         comm.recv(r, FRAME)
             else:
                 state = unpack_state(comm.recv(0, FRAME)[1].tensors[0])
-            state = self.portion.own(state)
             self._load_common(state)
             self._load_worker(state)
         return state
@@ -306,6 +328,7 @@ class Session:
     def _common_state(self) -> dict[str, Any]:
         """What workers and servers have alike."""
         return {
+            "part": self.replica.fingerprint(),
             "step": self.rank.status.step,
             "samples": self.rank.status.samples,
             "replica": self.replica.values,

@@ -18,23 +18,13 @@ from hocket.drivers.pipelined import Pipelined
 from hocket.drivers.plan import Plan
 from hocket.drivers.session import Session
 from hocket.layouts.blueprint import Blueprint, CannotRecord, blueprint_of
-from hocket.layouts.mesh import Layout, Mesh
+from hocket.layouts.mesh import Mesh
 from hocket.layouts.microbatches import pieces
 from hocket.layouts.pipeline import least_samples
 from hocket.layouts.placing import Placed, place
 from hocket.measure.sometimes import Sometimes
 from hocket.optim import ELEMENTWISE
-from hocket.strategies import Strategy
 from hocket.tasks import SampleSet, Task
-
-
-def check_layout(layout: Layout, chosen: Strategy) -> None:
-    """Refuse a strategy whose workers cannot be several ranks."""
-    if layout.ranks > 1 and (chosen.server_ranks() or not chosen.lockstep or "shared-memory" in chosen.needs):
-        raise UserError(
-            f"strategy {chosen.name}: the parts of a split model take their steps together, without servers and "
-            f"shared memory; leave the layout out, or use a strategy such as allreduce, local-sgd or diloco"
-        )
 
 
 def norms_apart(plan: Plan, model: nn.Module) -> str:
@@ -104,17 +94,32 @@ def split_gradients(
     session: Session, mesh: Mesh, plan: Plan, task: Task, train: SampleSet, device: torch.device
 ) -> SplitModel | Pipelined:
     """Where this rank's gradients come from."""
-    comm, clock = Sometimes(session.beside(mesh.within), mesh.within), session.rank.clock
-    with clock.paused(), comm.uncounted():
-        model = _model(session.rank, plan, task)
-        mesh.everyone.barrier()  # measuring layers may draw random numbers, and threads share one generator
-        least = least_samples(model.model if isinstance(model, Blueprint) else model)
-        tried = _tried(plan, train, least)
-        placed = place(model, mesh, comm, device, tried, timed=isinstance(clock, RealClock))
+    comm = Sometimes(session.beside(mesh.within), mesh.within)
+    placed, least = _placed(session, mesh, plan, task, comm, device, train)
     if mesh.layout.pipeline == 1:
         return SplitModel(plan, task, placed, train, comm)
     between = Sometimes(session.beside(mesh.stages), mesh.stages)
-    return Pipelined(plan, task, placed, train, between, comm, clock, least)
+    return Pipelined(plan, task, placed, train, between, comm, session.rank.clock, least)
+
+
+def served_part(session: Session, mesh: Mesh, plan: Plan, task: Task, device: torch.device) -> Placed:
+    """The part of a split model that a server has for those workers' ranks that have the same."""
+    comm = Sometimes(session.beside(mesh.within), mesh.within)
+    return _placed(session, mesh, plan, task, comm, device, None)[0]
+
+
+def _placed(
+    session: Session, mesh: Mesh, plan: Plan, task: Task, within: Sometimes, device: torch.device,
+    train: SampleSet | None,
+) -> tuple[Placed, int]:  # fmt: skip
+    """This rank's part of the model, and how many samples a micro-batch must have; servers have no samples."""
+    clock = session.rank.clock
+    with clock.paused(), within.uncounted():
+        model = _model(session.rank, plan, task)
+        mesh.world.barrier()  # measuring layers may draw random numbers, and threads share one generator
+        least = least_samples(model.model if isinstance(model, Blueprint) else model)
+        tried = None if train is None else _tried(plan, train, least)
+        return place(model, mesh, within, device, tried, timed=isinstance(clock, RealClock)), least
 
 
 def split_for_a_loop(mesh: Mesh, within: Sometimes, model: nn.Module, optimizer: torch.optim.Optimizer) -> Placed:

@@ -69,7 +69,7 @@ class Team(Talk):
         self.worker = self._rank.comm.rank
         """This worker's number, which all ranks with parts of its model have."""
         self.is_server = self.worker >= workers
-        self._workers: Comm | None = rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
+        self._workers: Comm | None = self._rank.comm.split(int(self.is_server)) if strategy.server_ranks() else None
         self._meeting: Comm | None = None
         self._counter: Counter | None = None
         self._drawn_from = itertools.count()
@@ -151,9 +151,8 @@ class Team(Talk):
         rank, mesh = self._rank, self._mesh
         if self._prepared:  # what one model's strategy says must not reach another's
             rank = dataclasses.replace(rank, comm=rank.comm.split(0))
-        everyone = mesh.everyone if mesh else None
         trace = Trace(fine=True) if rank.draws else None
-        session = Session(rank, self._strategy, self.size, self._seed, device, trace, self._compressor, everyone)
+        session = Session(rank, self._strategy, self.size, self._seed, device, trace, self._compressor, mesh)
         if mesh is None:
             replica = Replica(model)
             return Prepared(session, replica, AllOfIt(replica), optimizer)
@@ -195,7 +194,7 @@ class Team(Talk):
             return None
         if (number := next(self._drawn_from)) >= PASSES:
             raise UserError(f"more than {PASSES:,} loaders gave batches; make them once, before the loop")
-        return Tickets(self._counter, number, given)
+        return Tickets(self._counter, number, given, self._mesh.model if self._mesh else None)
 
     def clip_grad_norm_(
         self, parameters: Tensor | Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0

@@ -95,16 +95,23 @@ class Layout:
 
 
 class Mesh:
-    """This rank's place in it. Ranks with parts of one model are neighbours, those of a tensor the closest."""
+    """This rank's place in it. Ranks with parts of one model are neighbours, those of a tensor the closest.
+
+    Ranks behind the replicas are servers, which have parts as replicas do.
+    """
 
     def __init__(self, comm: Comm, layout: Layout) -> None:
-        assert comm.size == layout.data * layout.ranks
+        training = layout.data * layout.ranks
+        assert comm.size >= training and comm.size % layout.ranks == 0
         inner = comm.rank % layout.ranks
         stage, within = divmod(inner, layout.ranks // layout.pipeline)
         self.layout = layout
-        self.everyone = comm
+        self.world = comm
+        self.is_server = comm.rank >= training
+        self.everyone = comm.split(int(self.is_server), comm.rank) if comm.size > training else comm
+        """All who train; for a server, all servers."""
         self.data = comm.split(inner, comm.rank)
-        """The ranks that have the same part of other replicas."""
+        """The ranks that have the same part: of every replica, then the servers'."""
         self.model = comm.split(comm.rank // layout.ranks, comm.rank)
         """The ranks that have the parts of this replica."""
         self.within = self.model.split(stage, comm.rank)

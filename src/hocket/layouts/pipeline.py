@@ -115,10 +115,12 @@ def balanced(costs: Sequence[float], trained: Sequence[bool], ends: Sequence[boo
 
 
 def ends_of(layers: Sequence[Named], layout: Layout, inputs: Any, *, timed: bool, agree: Agree = list) -> list[int]:
-    """Where each stage ends: as the layout says, or by cost. `agree` makes all ranks' costs the same."""
+    """Where each stage ends: as the layout says, or by cost. `agree` makes all ranks' costs the same; who has no inputs
+    to measure with hears of them there."""
     if layout.stages:
         return by_hand(layers, layout.stages, layout.pipeline)
-    return by_cost(layers, agree(costs_of(layers, inputs, timed=timed)), layout.pipeline)
+    costs = [0.0] * len(layers) if inputs is None else costs_of(layers, inputs, timed=timed)
+    return by_cost(layers, agree(costs), layout.pipeline)
 
 
 def by_cost(layers: Sequence[Named], costs: Sequence[float], stages: int) -> list[int]:

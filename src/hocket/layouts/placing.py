@@ -17,8 +17,9 @@ from hocket.layouts.blueprint import Blueprint, give_memory
 from hocket.layouts.domain import tiled
 from hocket.layouts.dropout import check_dropout, drop_alike, watch_for_drawing
 from hocket.layouts.mesh import Mesh
+from hocket.layouts.outline import Outline
 from hocket.layouts.pipeline import ends_of, layers_of, stage
-from hocket.layouts.portion import Outline, PartOfIt, origins
+from hocket.layouts.portion import PartOfIt, origins
 from hocket.layouts.split import Cut
 from hocket.layouts.tensor import split
 
@@ -33,11 +34,11 @@ class Placed:
 
 def stage_of(model: nn.Module, mesh: Mesh, inputs: Any, *, timed: bool) -> nn.Sequential:
     """This rank's layers. All ranks measure, since layers that are split need all of them; what the first one found
-    counts."""
+    counts, also for servers, which have no inputs."""
 
     def agree(costs: list[float]) -> list[float]:
         found = torch.tensor(costs, dtype=torch.float64)
-        mesh.everyone.broadcast(found)
+        mesh.world.broadcast(found)
         return found.tolist()
 
     layers = layers_of(model, mesh.layout.pipeline)
@@ -63,7 +64,7 @@ def place(
         whole = model
         for tensor in (*whole.parameters(), *whole.buffers()):
             values = tensor.data.contiguous()
-            mesh.everyone.broadcast(values)  # a Task may hold a module with weights of its own
+            mesh.world.broadcast(values)  # a Task may hold a module with weights of its own
             tensor.data.copy_(values)
     outline = Outline(whole)
     part = whole
@@ -84,8 +85,8 @@ def place(
         watch_for_drawing(part)
     replica = Replica(part, device)
     if isinstance(model, Blueprint):
-        _fill(replica, found, model, mesh.everyone)
-    return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within))
+        _fill(replica, found, model, mesh.world)
+    return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within, mesh.within))
 
 
 def _fill(replica: Replica, origins: dict[str, tuple[str, Cut]], blueprint: Blueprint, everyone: Comm) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +14,9 @@ from torch.nn.utils import get_total_norm
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.core.message import Message
-from hocket.core.replica import Replica, Shape, block_of, fingerprint_of, strides_of
+from hocket.core.replica import Replica
 from hocket.core.state import Tensors, decode, encode
+from hocket.layouts.outline import Outline
 from hocket.layouts.split import Cut, Split
 
 _TAG = 7003  # apart from what a layout sends while it computes
@@ -60,9 +60,12 @@ class Portion(Protocol):
     def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
         """A norm of some tensors, of each of which this is what the rank has, by the names of its own parameters."""
 
-    def make_alike(self) -> None:
-        """Parameters that several ranks have whole become those of the first one, for what may treat them differently
-        on each."""
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Every rank's tensor, on the first one."""
+
+    def make_alike(self, values: Tensor, *, counted: bool = True) -> None:
+        """What several ranks have whole becomes that of the first one, where each may have come to something else.
+        These are values of parameters, or of parameters and buffers; not `counted` is for a look at them."""
 
 
 class AllOfIt:
@@ -94,44 +97,17 @@ class AllOfIt:
     def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
         return get_total_norm(own.values(), kind)
 
-    def make_alike(self) -> None:
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        return [own]
+
+    def make_alike(self, values: Tensor, *, counted: bool = True) -> None:
         pass
-
-
-class Outline:
-    """Names, shapes and order of all that a whole model has: taken before it is split."""
-
-    def __init__(self, model: nn.Module) -> None:
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        dtype, _ = block_of(list(trained.values()))
-        buffers = dict(model.named_buffers())
-        self.shapes: dict[str, Shape] = {name: (p.shape, strides_of(p)) for name, p in trained.items()}
-        self.fingerprint = fingerprint_of(self.shapes.items())
-        self.parameters = sum(p.numel() for p in trained.values())
-        in_block = {name: b for name, b in buffers.items() if b.dtype == dtype}
-        self.shapes |= {name: (b.shape, b.contiguous().stride()) for name, b in in_block.items()}
-        self.rest = [name for name, p in model.named_parameters() if not p.requires_grad]
-        self.rest += [name for name, b in buffers.items() if b.dtype != dtype]
-        self.name_of = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
-        """Of the tensors that the model had; those of layers that are not split stay the same objects."""
-        self.keys = {key: self.name_of[id(t)] for key, t in model.state_dict(keep_vars=True).items()}
-        self.offsets: dict[str, int] = {}
-        at = 0
-        for name, (shape, _) in self.shapes.items():
-            self.offsets[name] = at
-            at += shape.numel()
-        self.numel = at
-
-    def index(self, name: str) -> Tensor:
-        """Where a tensor's elements are in the flat vector of the whole model."""
-        shape, strides = self.shapes[name]
-        begin = self.offsets[name]
-        return torch.arange(begin, begin + shape.numel()).as_strided(shape, strides)
 
 
 class PartOfIt:
     """A rank that has a part. `comm` has all ranks with parts of this model; the first of them puts it together.
     `within` has those with parts of the same layers, who may have some tensors alike: the first one's copy counts.
+    `bare` is the same where nothing is counted.
     """
 
     def __init__(
@@ -141,9 +117,10 @@ class PartOfIt:
         origins: dict[str, tuple[str, Cut]],
         comm: Comm,
         within: Comm,
+        bare: Comm,
     ) -> None:
         self._outline, self._replica, self._origins, self._comm = outline, replica, origins, comm
-        self.parameters, self._within, self._counts = outline.parameters, within, within.rank == 0
+        self.parameters, self._within, self._bare, self._counts = outline.parameters, within, bare, within.rank == 0
         self.optimized: list[str] = []
         """Where the optimizer has the parameters one by one, in the user's loop: their names in the whole model."""
         self._cut_of = dict(origins.values())
@@ -172,7 +149,7 @@ class PartOfIt:
         tensors: Tensors = {}
         state, alone = self._taken_out(state)
         text = encode(state, "state", tensors)
-        indices = self._gathered(self._index())
+        indices = self.gathered(self._index())
         for name, tensor in tensors.items():
             if (parameter := self._parameter(name)) and tensor.dim():
                 tensors[name] = self._assembled_alone(tensor, parameter)
@@ -183,7 +160,7 @@ class PartOfIt:
             rest = self._gathered_rest(found["rest"])
             found["rest"] = [rest[name] for name in self._outline.rest if name in rest]
         if "totals" in found:
-            counted = self._gathered(torch.tensor([found["totals"][name] for name in _COUNTS]))
+            counted = self.gathered(torch.tensor([found["totals"][name] for name in _COUNTS]))
             found["totals"] |= dict(
                 zip(_COUNTS, torch.stack(counted).sum(0).tolist() if counted else (0, 0), strict=True)
             )
@@ -223,8 +200,8 @@ class PartOfIt:
         """A tensor of the shape of one parameter, put together."""
         shape, _ = self._outline.shapes[parameter]
         whole = torch.arange(shape.numel()).view(shape)
-        indices = self._gathered(self._cut_of[parameter].of(whole).reshape(-1))
-        parts = self._gathered(own.reshape(-1))
+        indices = self.gathered(self._cut_of[parameter].of(whole).reshape(-1))
+        parts = self.gathered(own.reshape(-1))
         if not parts:
             return own
         found = own.new_zeros(whole.numel())
@@ -285,21 +262,32 @@ class PartOfIt:
         return whole
 
     def square(self, own: Tensor) -> Tensor:
-        total, at = torch.zeros(1, dtype=torch.float64), 0
-        sizes = [p.numel() for p in self._replica.parameters]
-        sizes += [b.numel() for _, b in self._replica.model.named_buffers() if b.dtype == self._replica.x.dtype]
-        for name, size in zip((*self._replica.names, *self._buffers), sizes, strict=True):
-            if at < len(own) and (self._origins[name][1].index is not None or self._counts):
-                total += _sum_of_squares(own[at : at + size])
-            at += size
+        total = torch.zeros(1, dtype=torch.float64)
+        for name, piece in self._pieces(own):
+            if self._counts or not self._is_whole(name):
+                total += _sum_of_squares(piece)
         self._comm.all_reduce(total)
         return total
+
+    def _pieces(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """What a vector of parameters, or of these and the buffers, has of each."""
+        sizes = [p.numel() for p in self._replica.parameters]
+        sizes += [b.numel() for _, b in self._replica.model.named_buffers() if b.dtype == self._replica.x.dtype]
+        at = 0
+        for name, size in zip((*self._replica.names, *self._buffers), sizes, strict=True):
+            if at == len(vector):
+                return
+            yield name, vector[at : at + size]
+            at += size
+
+    def _is_whole(self, name: str) -> bool:
+        return self._origins[name][1].index is None
 
     def length(self, own: Tensor) -> Tensor:
         return self.square(own).sqrt().to(own)
 
     def norm(self, own: Mapping[str, Tensor], kind: float) -> Tensor:
-        counting = [t for name, t in own.items() if self._origins[name][1].index is not None or self._counts]
+        counting = [t for name, t in own.items() if self._counts or not self._is_whole(name)]
         norm = get_total_norm(counting, kind).double().reshape(1).cpu()
         if math.isinf(kind):
             self._comm.all_reduce(norm, "max")
@@ -309,23 +297,21 @@ class PartOfIt:
             norm = norm ** (1 / kind)
         return norm.to(self._replica.x).reshape(())
 
-    def make_alike(self) -> None:
-        places = zip(self._replica.names, self._replica.places, strict=True)
-        whole = [place for name, place in places if self._origins[name][1].index is None]
+    def make_alike(self, values: Tensor, *, counted: bool = True) -> None:
+        whole = [piece for name, piece in self._pieces(values) if self._is_whole(name)]
         if self._within.size == 1 or not whole:
             return
-        flat = torch.cat([place.reshape(-1) for place in whole])
-        self._within.broadcast(flat)
-        for place, values in zip(whole, torch.split(flat, [place.numel() for place in whole]), strict=True):
-            place.copy_(values.view(place.shape))
+        flat = torch.cat(whole)
+        (self._within if counted else self._bare).broadcast(flat)
+        for piece, told in zip(whole, torch.split(flat, [piece.numel() for piece in whole]), strict=True):
+            piece.copy_(told)
 
     def fingerprint(self) -> str:
         return self._outline.fingerprint
 
     # Between the ranks
 
-    def _gathered(self, own: Tensor) -> list[Tensor]:
-        """Every rank's, on the first one."""
+    def gathered(self, own: Tensor) -> list[Tensor]:
         if self._comm.rank:
             self._comm.isend(0, Message("part", (), (own,)), _TAG).wait()
             return []
@@ -333,7 +319,7 @@ class PartOfIt:
 
     def _assembled(self, own: Tensor, indices: list[Tensor]) -> Tensor:
         """One vector of the whole model; where several ranks have the same element, the first one's counts."""
-        parts = self._gathered(own)
+        parts = self.gathered(own)
         if not parts:
             return own
         pairs = list(zip(indices, parts, strict=True))

@@ -16,7 +16,6 @@ from hocket.core.units import seconds
 from hocket.drivers.held_back import validation_samples
 from hocket.drivers.plan import Cadence, Goal, Plan, compressor_for
 from hocket.drivers.schedule import rates_of
-from hocket.drivers.split_model import check_layout
 from hocket.layouts.mesh import Layout
 from hocket.optim.schedules import OWN
 from hocket.run.blame import blaming
@@ -36,8 +35,6 @@ MOST = 2**53
 def resolve(spec: RunSpec, task: Task, samples: int) -> Plan:
     """The plan that a spec stands for. `samples` is how many the task trains on."""
     check_numbers(spec)
-    if spec.target is not None:
-        task.check_target(spec.target)
     named = spec.strategy or task.strategy
     chosen, layout = strategy.make(named), Layout.parse(spec.layout)
     workers = _workers(spec, chosen, layout)
@@ -103,17 +100,18 @@ def _workers(spec: RunSpec, chosen: Strategy, layout: Layout) -> int:
 
 
 def _check_together(spec: RunSpec, task: Task, chosen: Strategy, layout: Layout, optimizer: str) -> None:
-    """Refuse settings that do not go with the strategy, or with each other."""
+    """Refuse settings that do not go with the task, the strategy, or each other."""
+    if spec.target is not None:
+        task.check_target(spec.target)
     compressor_for(spec.compress, chosen)
     if layout.ranks > 1:
-        _check_split(spec, task, layout, chosen, optimizer)
+        _check_split(spec, task, layout, optimizer)
     if spec.clip and chosen.lockstep and chosen.server_ranks() > 1:
         raise UserError("clip needs the whole gradient in one place; use one server, or leave --clip out")
 
 
-def _check_split(spec: RunSpec, task: Task, layout: Layout, chosen: Strategy, optimizer: str) -> None:
+def _check_split(spec: RunSpec, task: Task, layout: Layout, optimizer: str) -> None:
     """Refuse what needs a whole model, where each rank has a part of it."""
-    check_layout(layout, chosen)
     if layout.shares_layers and optimizer not in optim.ELEMENTWISE:
         raise UserError(f"optimizer {optimizer} looks at whole layers, and a layout splits them; use sgd or adam")
     if layout.pipeline == 1:

@@ -27,6 +27,7 @@ from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
 from hocket.drivers.split_model import norms_apart
 from hocket.engines.catalogue import Engine, Light, Program, engine
+from hocket.layouts.mesh import Layout
 from hocket.measure.folder import RunFolder
 from hocket.measure.result import Result
 from hocket.run.batching import batching
@@ -194,9 +195,11 @@ def _workers(spec: RunSpec, text: str) -> int | None:
     """As many as were asked for, or as a launcher has started or the hosts have room for, less the servers."""
     if spec.workers is not None or not text or not (ranks := engine_class(text).room(spec.hosts)):
         return spec.workers
-    servers = strategy.make(spec.strategy).server_ranks()
-    if ranks <= servers:
-        raise UserError(f"{ranks} ranks leave no worker beside {servers} servers; start {servers + 1} ranks or more")
+    parts = Layout.parse(spec.layout).ranks
+    servers = strategy.make(spec.strategy).server_ranks() * parts
+    if ranks < servers + parts:
+        least = servers + parts
+        raise UserError(f"{ranks} ranks leave no worker beside {servers} servers; start {least} ranks or more")
     return ranks - servers
 
 

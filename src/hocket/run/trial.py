@@ -58,8 +58,9 @@ def _shape(value: Any) -> str:
 
 
 def _check_optimizer(plan: Plan, model: Replica) -> None:
-    if plan.servers > model.x.numel():
-        raise UserError(f"{plan.servers} servers cannot share {model.x.numel()} parameters; use fewer servers")
+    servers = plan.made_strategy.server_ranks()
+    if servers > model.x.numel():
+        raise UserError(f"{servers} servers cannot share {model.x.numel()} parameters; use fewer servers")
     try:
         optim.make(plan.optimizer, model, plan.lr, plan.momentum)
         if plan.servers:
