@@ -45,9 +45,9 @@ class Runs:
         os.utime(self._file, (self._written_s, self._written_s))
         sys.modules.pop("hocket_user_own", None)
 
-    def train(self, *args: str) -> Path:
+    def train(self, *args: str, every: int = 1) -> Path:
         """Two epochs; returns the last checkpoint."""
-        where = ["--engine", "threads", "--out", str(self.folder), "--checkpoint-every", "1"]
+        where = ["--engine", "threads", "--out", str(self.folder), "--checkpoint-every", str(every)]
         assert cli.run(["train", f"{self._file}:task", *where, *args]) == 0
         self._capture.readouterr()
         return max((self.folder / "checkpoints").iterdir())
@@ -204,7 +204,7 @@ def test_other_workers_where_that_is_not_possible(runs: Runs, text: str, args: l
 
 
 def test_a_folder_without_checkpoints(runs: Runs) -> None:
-    runs.train("--checkpoint-every", "1000")
+    runs.train(every=1000)
     saved: list[Any] = list((runs.folder / "checkpoints").iterdir())
     assert len(saved) == 1, "the one at the end"
     saved[0].unlink()
