@@ -101,7 +101,7 @@ def _with_settings(study: Study, only: Mapping[str, str]) -> list[Cell]:
             has = f"it has {', '.join(there)}" if there else "none of its runs sets that"
             raise UserError(f"--only {key}={value} leaves nothing of the study {study.name}; {has}")
         chosen = [cell for cell in chosen if str(cell.values.get(key)) == value]
-    if not chosen:
+    if only and not chosen:
         wanted = " ".join(f"{key}={value}" for key, value in only.items())
         raise UserError(f"--only {wanted}: no run of the study {study.name} has all of these")
     return chosen
