@@ -21,6 +21,7 @@ from hocket.core.errors import RankFailed
 from hocket.drivers.joining import join
 from hocket.engines.catalogue import Listener
 from hocket.engines.sim import Sim
+from hocket.layouts import pipeline
 from hocket.strategies import strategy
 
 VARIANTS = [
@@ -116,6 +117,23 @@ def test_saved_and_gone_on_is_as_if_nothing_had_happened(tmp_path: Path, text: s
 )
 def test_so_it_is_with_compression(tmp_path: Path, text: str, compress: str, layout: str) -> None:
     goes_on(tmp_path, text, layout, compress=compress)
+
+
+@pytest.mark.parametrize("text", ["server:mode=async", "allreduce"])
+def test_a_pipeline_goes_on_with_the_stages_that_it_measured(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(heavy: int) -> None:
+        def costs(layers: list[Any], *_: object, **__: object) -> list[float]:
+            return [8.0 if at == heavy else 1.0 for at in range(len(layers))]
+
+        monkeypatch.setattr(pipeline, "costs_of", costs)
+
+    measure(heavy=0)
+    whole = fit(text, "pipeline=2,microbatches=1", 2, out=tmp_path / "whole", checkpoint_every=1, epochs=2)
+    folder = cut(tmp_path)
+    measure(heavy=7)
+    assert apart(hocket.resume(folder, task=TASK, progress=False), whole) == 0
 
 
 def goes_on(folder: Path, text: str, layout: str, **settings: Any) -> None:

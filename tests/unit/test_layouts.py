@@ -91,8 +91,8 @@ def test_replicas_are_as_far_apart_as_those_in_one_piece() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"layout": "tensor=2", "workers": 3}, "layout: tensor=2 is not 3 ranks; use --workers 4"),
-        ({"layout": "tensor=2,data=2", "workers": 6}, "data=2 x tensor=2 is not 6 ranks; use --workers 4"),
+        ({"layout": "tensor=2", "workers": 3}, "layout: tensor=2 is not 3 ranks; train on 4"),
+        ({"layout": "tensor=2,data=2", "workers": 6}, "data=2 x tensor=2 is not 6 ranks; train on 4"),
         ({"layout": "tensor=0"}, "tensor must be 1 or more, got 0"),
         ({"layout": "sensor=2"}, "did you mean tensor"),
         ({"layout": "tensor=2,data=2,tensor=3"}, "layout: option tensor is given twice; leave one out"),

@@ -38,7 +38,9 @@ def summary(training: Training) -> str:
     else:
         own = max(sum(layer.own for layer in layers if layer.place == place) for place in places)
     sent = sum(layer.sent for layer in layers)
-    also = "" if plan.made_strategy.lockstep else ", and what several of them have whole"
+    shared = plan.made_layout.ranks > plan.made_layout.pipeline and not plan.made_strategy.lockstep
+    alike = sum(layer.parameters for layer in layers if layer.own == layer.parameters) if shared else 0
+    also = f", and the {alike:,} parameters that several of them have whole" if alike else ""
     return (
         f"{plan.layout} on {plan.training_ranks} ranks: a rank has up to {own:,} of {whole:,} parameters; the ranks of "
         f"a model send each other {sent:,} bytes a step of {plan.batch} samples{also}"

@@ -103,12 +103,20 @@ def read(path: Path) -> Checkpoint:
         return Checkpoint(head["about"], [decode(state, tensors) for state in head["states"]])
 
 
-def epochs_done(path: Path) -> float:
-    """How far the run was that a file has the checkpoint of."""
+def about_run(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run, without the tensors."""
     with _reading(path), path.open("rb") as file:
         length = file.read(8)
         head = _checked(path, length + file.read(min(int.from_bytes(length, "little"), path.stat().st_size)))
-        return float(head["about"]["step"] / head["about"]["steps_per_epoch"])
+        about: dict[str, Any] = head["about"]
+        return about
+
+
+def epochs_done(path: Path) -> float:
+    """How far the run was that a file has the checkpoint of."""
+    about = about_run(path)
+    with _reading(path):
+        return float(about["step"] / about["steps_per_epoch"])
 
 
 @contextmanager

@@ -330,6 +330,7 @@ class Course:
         portion = self.gradients.portion
         known: dict[str, Any] = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": portion.parameters}
         known |= {"servers": plan.made_strategy.server_ranks(), "model": portion.fingerprint()}
+        known["stages"] = portion.stages
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:

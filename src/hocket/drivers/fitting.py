@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
 from hocket.drivers.checkpoint import Checkpoint
+from hocket.layouts.mesh import Layout
 
 
 def check(path: Path, saved: dict[str, Any], here: dict[str, Any]) -> None:
@@ -61,13 +64,21 @@ def for_workers(path: Path, found: Checkpoint, here: dict[str, Any]) -> Checkpoi
     return Checkpoint(about, [state | {"step": step, "driver": driver} for state in states])
 
 
+def layout_of(about: Mapping[str, Any], layout: str) -> str:
+    """The layout, with the stages that a pipeline of that run had: measured again, they might come out otherwise."""
+    wanted, stages = Layout.parse(layout), about.get("stages", "")
+    if wanted.stages or wanted.pipeline == 1 or stages.count("+") != wanted.pipeline - 1:
+        return layout
+    return str(dataclasses.replace(wanted, stages=stages))
+
+
 def part_of(state: dict[str, Any], ensemble: Comm | None, mark: str) -> dict[str, Any]:
     """Of the states of a split model's parts the one of this rank among its `ensemble`, if its part bears that mark."""
     parts: list[dict[str, Any]] = state.get("parts", [])
     if ensemble is None or len(parts) != ensemble.size or parts[ensemble.rank]["part"] != mark:
         raise UserError(
-            "under this strategy each part of a split model has a state of its own: go on with the layout that was "
-            "saved, and in a pipeline with its stages=..."
+            "under this strategy each part of a split model has a state of its own; go on with the layout that was "
+            "saved"
         )
     return parts[ensemble.rank]
 

@@ -308,8 +308,8 @@ class Team(Talk):
         return {name: value for name, value in driver["more"].items() if name not in more}
 
     def state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """A prepared model's, whole on rank 0 where it is split; None is the one that was prepared first. All ranks of
-        a model call it together."""
+        """A prepared model's; where it is split, whole on the first rank of each. None is the one that was prepared
+        first. All ranks of a model call it together."""
         for one in self._all_prepared("state_dict"):
             if model is None or model is one.model:
                 return dict(one.portion.tensors())

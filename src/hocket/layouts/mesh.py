@@ -79,9 +79,7 @@ class Layout:
         """The same with its replicas counted, for so many ranks; None is one replica unless it says otherwise."""
         replicas = self.data or (1 if ranks is None else ranks // self.ranks)
         if ranks is not None and replicas * self.ranks != ranks:
-            raise UserError(
-                f"layout: {self._product(replicas)} is not {ranks} ranks; use --workers {self._least(ranks)}"
-            )
+            raise UserError(f"layout: {self._product(replicas)} is not {ranks} ranks; train on {self._least(ranks)}")
         return dataclasses.replace(self, data=replicas)
 
     def _product(self, replicas: int) -> str:

@@ -87,6 +87,11 @@ def by_hand(layers: Sequence[Named], text: str, stages: int) -> list[int]:
     return ends
 
 
+def in_words(ends: Sequence[int]) -> str:
+    """What `by_hand` would read these ends from."""
+    return "+".join(str(end - begin) for begin, end in pairwise([0, *ends]))
+
+
 def may_end(layers: Sequence[Named]) -> list[bool]:
     """Whether a stage may end behind each layer: not between two that share a parameter."""
     places: dict[nn.Parameter, list[int]] = {}

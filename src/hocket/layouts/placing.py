@@ -18,7 +18,7 @@ from hocket.layouts.domain import tiled
 from hocket.layouts.dropout import check_dropout, drop_alike, watch_for_drawing
 from hocket.layouts.mesh import Mesh
 from hocket.layouts.outline import Outline
-from hocket.layouts.pipeline import ends_of, layers_of, stage
+from hocket.layouts.pipeline import ends_of, in_words, layers_of, stage
 from hocket.layouts.portion import PartOfIt, origins
 from hocket.layouts.split import Cut
 from hocket.layouts.tensor import split
@@ -32,9 +32,9 @@ class Placed:
     portion: PartOfIt
 
 
-def stage_of(model: nn.Module, mesh: Mesh, inputs: Any, *, timed: bool) -> nn.Sequential:
-    """This rank's layers. All ranks measure, since layers that are split need all of them; what the first one found
-    counts, also for servers, which have no inputs."""
+def stage_of(model: nn.Module, mesh: Mesh, inputs: Any, *, timed: bool) -> tuple[nn.Sequential, str]:
+    """This rank's layers, and how many each stage has. All ranks measure, since layers that are split need all of them;
+    what the first one found counts, also for servers, which have no inputs."""
 
     def agree(costs: list[float]) -> list[float]:
         found = torch.tensor(costs, dtype=torch.float64)
@@ -42,7 +42,8 @@ def stage_of(model: nn.Module, mesh: Mesh, inputs: Any, *, timed: bool) -> nn.Se
         return found.tolist()
 
     layers = layers_of(model, mesh.layout.pipeline)
-    return stage(layers, ends_of(layers, mesh.layout, inputs, timed=timed, agree=agree), mesh.stages.rank)
+    ends = ends_of(layers, mesh.layout, inputs, timed=timed, agree=agree)
+    return stage(layers, ends, mesh.stages.rank), in_words(ends)
 
 
 def place(
@@ -67,7 +68,7 @@ def place(
             mesh.world.broadcast(values)  # a Task may hold a module with weights of its own
             tensor.data.copy_(values)
     outline = Outline(whole)
-    part = whole
+    part, stages = whole, ""
     if mesh.within.size > 1:
         check_dropout(part)
     if mesh.layout.tensor > 1:
@@ -77,7 +78,7 @@ def place(
     if mesh.within.size > 1:
         drop_alike(part, mesh.data.rank)
     if mesh.layout.pipeline > 1:
-        part = stage_of(part, mesh, inputs, timed=timed)
+        part, stages = stage_of(part, mesh, inputs, timed=timed)
     found = origins(outline, part)
     if isinstance(model, Blueprint):
         give_memory(part)
@@ -86,7 +87,7 @@ def place(
     replica = Replica(part, device)
     if isinstance(model, Blueprint):
         _fill(replica, found, model, mesh.world)
-    return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within, mesh.within))
+    return Placed(replica, PartOfIt(outline, replica, found, mesh.model, within, mesh.within, stages))
 
 
 def _fill(replica: Replica, origins: dict[str, tuple[str, Cut]], blueprint: Blueprint, everyone: Comm) -> None:

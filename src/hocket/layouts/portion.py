@@ -29,7 +29,7 @@ _COMPRESSOR = "compressor"
 """Where in what is kept a compressor has its vectors."""
 _OTHER_LAYOUT = (
     "the checkpoint has what a compressor remembers of other parts of the model; go on with the layout that was saved, "
-    "and in a pipeline with its stages=..., or begin anew"
+    "or begin anew"
 )
 
 
@@ -38,6 +38,8 @@ class Portion(Protocol):
 
     parameters: int
     """Of the whole model."""
+    stages: str
+    """How many layers each stage of a pipeline has, as `stages=` says it; empty where there is none."""
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state as a rank with the whole model would have it; known to the first of the ranks."""
@@ -72,7 +74,7 @@ class AllOfIt:
     """A rank that has the whole model."""
 
     def __init__(self, replica: Replica) -> None:
-        self._replica, self.parameters = replica, replica.x.numel()
+        self._replica, self.parameters, self.stages = replica, replica.x.numel(), ""
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
@@ -118,9 +120,11 @@ class PartOfIt:
         comm: Comm,
         within: Comm,
         bare: Comm,
+        stages: str,
     ) -> None:
         self._outline, self._replica, self._origins, self._comm = outline, replica, origins, comm
         self.parameters, self._within, self._bare, self._counts = outline.parameters, within, bare, within.rank == 0
+        self.stages = stages
         self.optimized: list[str] = []
         """Where the optimizer has the parameters one by one, in the user's loop: their names in the whole model."""
         self._cut_of = dict(origins.values())

@@ -21,7 +21,8 @@ from hocket.core.replica import Replica
 from hocket.core.seeds import generators_as_they_were
 from hocket.core.shard import Shards
 from hocket.drivers.all_at_once import run_all
-from hocket.drivers.checkpoint import epochs_done
+from hocket.drivers.checkpoint import about_run, epochs_done
+from hocket.drivers.fitting import layout_of
 from hocket.drivers.held_back import held_back
 from hocket.drivers.own_loop import device_of, run_rank
 from hocket.drivers.plan import Cadence, Plan
@@ -166,7 +167,9 @@ def prepare(spec: RunSpec, task: Task | None = None, *, resume: str = "") -> Tra
         all_samples, test_samples = task.load()
     text, reason = named_engine(spec)
     spec = dataclasses.replace(spec, workers=_workers(spec, text))
-    plan = dataclasses.replace(resolve(spec, task, len(all_samples)), resume=resume)
+    plan = resolve(spec, task, len(all_samples))
+    if resume:
+        plan = dataclasses.replace(plan, resume=resume, layout=layout_of(about_run(Path(resume)), plan.layout))
     with blaming("Task.validation"):
         train_samples, _ = held_back(plan, task, all_samples)
     plan = dataclasses.replace(plan, compiled=_is_compiled(spec.driver, text, plan, task, train_samples))
