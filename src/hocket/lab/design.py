@@ -22,7 +22,18 @@ _FIGURE = ("title", "x", "y", "log", "tied", "says", "published")
 _OF_A_GRID = ("within_cores",)
 """Keys of a grid that are no settings: whether workers are real cores."""
 _LONGEST_NAME = 80
-_USUAL = {"task", "strategy", "workers", "engine", "epochs", "steps", "target", "evaluate_every", "trace"}
+_USUAL = {
+    "task",
+    "strategy",
+    "workers",
+    "engine",
+    "epochs",
+    "steps",
+    "target",
+    "evaluate_every",
+    "train_metrics",
+    "trace",
+}
 """Settings that a cell's name leaves out, or has in other words."""
 
 
