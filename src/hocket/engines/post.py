@@ -200,12 +200,14 @@ class Post:
             return None
 
         name = receiving(source, tag)
-        received = self._await(found, name, sender(source), timeout)
+        received = self._await(found, name, sender(source), timeout, idle=source == ANY)
         if received is None:
             raise NothingCame(self._rank, timeout, name)
         return received
 
-    def _await(self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None) -> T | None:
+    def _await(
+        self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None, *, idle: bool = False
+    ) -> T | None:
         """Let messages come and go until `found` answers; None at the end of a `timeout`."""
         began, limit_s = time.monotonic(), self._patience.deadline_s if timeout is None else timeout
         help_along, slice_ns = self._patience.help_along, self._first_ns
@@ -222,8 +224,8 @@ class Post:
             longest_ns = round(left_s * 1e9)
             if help_along is not None:
                 longest_ns = min(longest_ns, slice_ns)
-            rung = kernels.await_bell(self._control, self._bells, self._rank, before, longest_ns) == kernels.RUNG
-            if not rung and help_along is not None:
+            outcome = kernels.await_bell(self._control, self._bells, self._rank, before, longest_ns, idle)
+            if outcome != kernels.RUNG and help_along is not None:
                 slice_ns = BUSY_NS if help_along() else min(2 * max(slice_ns, self._first_ns), LAST_NS)
 
     def move(self) -> bool:

@@ -146,11 +146,16 @@ def heard(words: Words, me: int) -> int:
 
 
 @kernel
-def await_bell(words: Words, bells: Bells, me: int, before: int, ns: int) -> int:
-    """Wait until the bell has rung since it had rung `before` times, but no longer than `ns`."""
+def await_bell(words: Words, bells: Bells, me: int, before: int, ns: int, idle: bool) -> int:
+    """Wait until the bell has rung since it had rung `before` times, but no longer than `ns`.
+
+    Who is `idle`, as a server between two requests, sleeps at once where others want its core: who has yielded queues
+    for a core, behind whoever computes, while who sleeps is woken on that of the rank that waits for it.
+    """
     own = RANK_AREA + me * LINE
     began = now = monotonic_ns()
-    while now - began <= min(words[SPIN_NS], ns):
+    spin_ns = 0 if idle and words[CROWDED] else min(words[SPIN_NS], ns)
+    while now - began < spin_ns:
         for _ in range(1 if words[CROWDED] else _PAUSES):
             if load(words, own + BELL) != before:
                 return RUNG
