@@ -50,7 +50,7 @@ class Sharing:
             raise UserError(f"persistence must be from 0 to {MOST}, or inf; got {self.persistence}")
         if not 1 <= self.every <= MOST:
             raise UserError(f"{self.method}: every must be from 1 to {MOST}, got {self.every}")
-        assert not self.by_rows or (self.method, self.handling, self.every) == ("hogwild", "none", 1)
+        assert not self.by_rows or self.every == 1
         if not 0 < self.backoff_s <= self.backoff_max_s < 1:
             raise UserError("a backoff lasts more than 0 s, at most its maximum, and that is below 1 s")
 
