@@ -16,18 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Measured, compare, say_where
+from common import Measured, compare, say_where, undisturbed
 
 from hocket.core.replica import Replica
-from hocket.core.sharing import Sharing
 from hocket.kernels.memory.vector import MappedVector
-from hocket.kernels.memory.words import NEXT
 from hocket.kernels.models.family import KernelWorker
+from hocket.strategies.shared_memory import Hogwild
 from hocket.tasks import task
 from hocket.tasks.base import compiled, make_task
 from hocket.tasks.linear import SparseRows
 
-EVERY = (1, 16, 64, 256)
+DEFAULT = Hogwild()
+AS_PUBLISHED = Hogwild(exchange="weights")
+WAYS = (DEFAULT, AS_PUBLISHED, *(Hogwild(every=every) for every in (16, 64, 256)))
 ROUNDS = 7
 FOLDER = Path(os.environ["HOCKET_DATA"], "svm")
 
@@ -54,8 +55,8 @@ class Bench:
     def speed(self, seconds: float, name: str) -> Measured:
         return Measured(self.kernel.samples * self.task.epochs / seconds, self.accuracies[name])
 
-    def hogwild(self, workers: int, every: int = 1) -> Measured:
-        sharing = Sharing("hogwild", self.kernel.dim, workers, every=every)
+    def hogwild(self, workers: int, strategy: Hogwild = DEFAULT) -> Measured:
+        sharing = strategy.compiled_sharing(self.kernel.dim, workers, sparse=True, by_rows=self.kernel.by_rows)
         vector = MappedVector.create(sharing, torch.zeros(self.kernel.dim))
         crew = [self.kernel.worker(index, self.task.batch) for index in range(workers)]
         rng, order = np.random.default_rng(0), np.arange(self.kernel.samples)
@@ -65,7 +66,7 @@ class Bench:
         def begin_epoch() -> None:
             began.append(time.perf_counter())
             rng.shuffle(order)
-            vector.control[NEXT] = 0
+            vector.hand_out(0)
 
         epoch_begins = Barrier(workers, action=begin_epoch)
 
@@ -82,7 +83,7 @@ class Bench:
         for thread in threads:
             thread.join()
         seconds = float((ended.max(0) - np.array(began)).sum())
-        name = f"hocket, threads: {workers}, every={every}"
+        name = f"hocket, threads: {workers}, {told(strategy)}"
         if name not in self.accuracies:  # in the warm-up alone, as it fills the caches with other things
             x = torch.empty(self.kernel.dim)
             vector.snapshot(x)
@@ -115,18 +116,29 @@ def matrix(rows: SparseRows) -> Any:
     return csr_matrix((table.values, table.columns, table.pointers), shape=(len(rows), rows.features))
 
 
+def told(strategy: Hogwild) -> str:
+    return "default" if strategy == DEFAULT else f"exchange={strategy.exchange}, every={strategy.every}"
+
+
 def curve(bench: Bench, threads: list[int]) -> None:
-    """Examples/s by the number of threads, and over one thread without a copy; medians of interleaved rounds."""
-    found: dict[tuple[int, int], list[Measured]] = {}
+    """Examples/s by the number of threads, and over one thread at the defaults; medians of interleaved rounds."""
+    found: dict[tuple[int, Hogwild], list[Measured]] = {}
     for _ in range(ROUNDS):
         for workers in threads:
-            for every in EVERY:
-                found.setdefault((workers, every), []).append(bench.hogwild(workers, every))
-    alone = statistics.median(run.value for run in found[threads[0], 1])
-    print("| threads | " + " | ".join(f"every={every}" for every in EVERY) + " |\n| --- |" + " ---: |" * len(EVERY))
+            for way in WAYS:
+                found.setdefault((workers, way), []).append(undisturbed(functools.partial(bench.hogwild, workers, way)))
+    alone = [run.value for run in found[threads[0], DEFAULT]]
+    print("| threads | " + " | ".join(map(told, WAYS)) + " |\n| --- |" + " ---: |" * len(WAYS))
     for workers in threads:
-        speeds = [statistics.median(run.value for run in found[workers, every]) for every in EVERY]
-        print(f"| {workers} | " + " | ".join(f"{v / 1e6:.2f} M ({v / alone:.2f})" for v in speeds) + " |", flush=True)
+        speeds = [[run.value for run in found[workers, way]] for way in WAYS]
+        print(f"| {workers} | " + " | ".join(against(runs, alone) for runs in speeds) + " |", flush=True)
+
+
+def against(runs: list[float], alone: list[float]) -> str:
+    """The median, and the ratio to one thread in the same round, from the smallest to the largest."""
+    ratios = [run / one for run, one in zip(runs, alone, strict=True)]
+    middle, ratio = statistics.median(runs) / 1e6, statistics.median(ratios)
+    return f"{middle:.2f} M ({ratio:.2f}; {min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":
@@ -137,8 +149,8 @@ if __name__ == "__main__":
         curve(bench, [int(n) for n in sys.argv[1:]])
     else:
         compare("hocket, 1 thread", lambda: bench.hogwild(1), "scikit-learn", bench.scikit, "examples/s")
-        for every in EVERY:
-            run = functools.partial(bench.hogwild, 2, every)
-            compare(f"2 threads, every={every}", run, "1 thread", lambda: bench.hogwild(1), "examples/s")
+        for way in WAYS:
+            run = functools.partial(bench.hogwild, 2, way)
+            compare(f"2 threads, {told(way)}", run, "1 thread", lambda: bench.hogwild(1), "examples/s")
     for name, accuracy in bench.accuracies.items():
         print(f"{name}: test accuracy {accuracy:.4f}")

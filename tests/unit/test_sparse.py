@@ -18,7 +18,8 @@ from hocket.kernels.memory.scatter import Touched
 from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NEXT, STOP
 from hocket.kernels.models.family import DIVERGED, DONE, STOPPED
-from hocket.kernels.models.sparse import PAID_TOGETHER, SparseKernel, linear_gradient
+from hocket.kernels.models.scoring import PAID_TOGETHER
+from hocket.kernels.models.sparse import SparseKernel, linear_gradient
 from hocket.tasks import Task, task
 from hocket.tasks.base import SampleSet, compiled, make_task
 from hocket.tasks.linear import SparseLinear, SparseRows, hinge_loss, logistic_loss

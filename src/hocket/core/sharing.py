@@ -37,6 +37,9 @@ class Sharing:
     handling: Handling = "none"
     every: int = 1
     """Batches that a worker takes on a copy of its own before it writes what they changed."""
+    by_rows: bool = False
+    """Compiled workers of a sparse linear model tell each other what each row of a batch adds, and each adds it to a
+    copy of its own (hogwild, every batch by itself, untempered)."""
     deadline_s: float = 10.0
     """The longest wait for a lock; then the run ends."""
 
@@ -47,6 +50,7 @@ class Sharing:
             raise UserError(f"persistence must be from 0 to {MOST}, or inf; got {self.persistence}")
         if not 1 <= self.every <= MOST:
             raise UserError(f"{self.method}: every must be from 1 to {MOST}, got {self.every}")
+        assert not self.by_rows or self.every == 1
         if not 0 < self.backoff_s <= self.backoff_max_s < 1:
             raise UserError("a backoff lasts more than 0 s, at most its maximum, and that is below 1 s")
 
@@ -73,8 +77,8 @@ class Sharing:
 
     @property
     def vectors(self) -> int:
-        """The most vectors that can be alive: the rows, a gradient a worker, and two copies more with `every`."""
-        return self.rows + self.workers * (1 if self.every == 1 else 3)
+        """The most vectors that can be alive: the rows, a gradient a worker, and its copies (two with `every`)."""
+        return self.rows + self.workers * (3 if self.every > 1 else 2 if self.by_rows else 1)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ class Threaded(Strategy):
     def threads_inside(self) -> int:
         return self.hogwild
 
-    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing | None:
+    def compiled_sharing(
+        self, dim: int, workers: int, *, sparse: bool = False, by_rows: bool = False
+    ) -> Sharing | None:
         return Sharing("hogwild", dim, self.hogwild) if self.hogwild else None
 
     @abstractmethod

@@ -81,10 +81,12 @@ class Strategy(ABC):
         """How a vector of `dim` parameters lies in shared memory, for a strategy that needs it."""
         return None
 
-    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing | None:
+    def compiled_sharing(
+        self, dim: int, workers: int, *, sparse: bool = False, by_rows: bool = False
+    ) -> Sharing | None:
         """How compiled workers share the vector; None for a strategy that has no compiled form.
 
-        `sparse`: an update changes only what its samples touch.
+        `sparse`: an update changes only what its samples touch. `by_rows`: workers can tell each other what each adds.
         """
         return self.sharing(dim, workers)
 

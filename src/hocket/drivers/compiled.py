@@ -106,8 +106,9 @@ class CompiledWorkers(Compiled):
         self._compile()
         with self._kernel.running():
             session.begin(course.gradients.replica)
+            kernel, workers = self._kernel, course.plan.workers
             sharing = session.strategy.compiled_sharing(
-                self._kernel.dim, course.plan.workers, sparse=not self._kernel.touches_all
+                kernel.dim, workers, sparse=not kernel.touches_all, by_rows=kernel.by_rows
             )
             session.work(optimizer, optim.step_of(optimizer), course.plan.batch, sharing)
             shared = session.worker.shared
@@ -160,7 +161,7 @@ class CompiledWorkers(Compiled):
         with course.clock.paused():
             order = course.shards.order(epoch).numpy()[: last * course.plan.batch]
             if session.worker.rank == 0:
-                shared.control[NEXT] = first
+                shared.hand_out(first)
             session.group.barrier()
         began_s, began_ns = course.clock.now(), time.monotonic_ns()
         course.status.uncounted = lambda: self._uncounted(epoch, first, last)

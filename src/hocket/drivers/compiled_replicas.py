@@ -15,7 +15,6 @@ from hocket.drivers.compiled import Compiled
 from hocket.drivers.course import Course
 from hocket.drivers.schedule import Schedule
 from hocket.kernels.memory.vector import MappedVector
-from hocket.kernels.memory.words import NEXT
 from hocket.tasks import SampleSet, Task
 
 
@@ -80,7 +79,7 @@ class CompiledReplicas(Compiled):
         order = torch.cat(shares).numpy()
         course.status.lr = rate = course.schedule.at((first + last) // 2 + 1)
         began_s, began_ns = course.clock.now(), time.monotonic_ns()
-        self._views[0].control[NEXT] = 0
+        self._views[0].hand_out(0)
         seats = zip(self._threads, self._views, strict=True)
         running = [crew.submit(thread.run_epoch, view, order, rate) for thread, view in seats]
         for thread in running:

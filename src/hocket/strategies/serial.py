@@ -26,7 +26,9 @@ class Serial(Strategy):
         if not 1 <= self.threads <= MOST_THREADS:
             raise UserError(f"strategy serial: threads must be from 1 to {MOST_THREADS}, got {self.threads}")
 
-    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing | None:
+    def compiled_sharing(
+        self, dim: int, workers: int, *, sparse: bool = False, by_rows: bool = False
+    ) -> Sharing | None:
         """Who is alone needs no lock. Compiled loops have one thread."""
         return Sharing("hogwild", dim, workers) if self.threads == 1 else None
 

@@ -17,6 +17,8 @@ from hocket.core.staleness import Handling
 from hocket.core.state import State
 from hocket.core.worker import Need, Steps, Strategy, Worker, strategy
 
+CACHED = 1 << 18
+"""Parameters that a core keeps near: 1 MiB. Where a copy of them is far, lines that others write cost little more."""
 FEW_WORKERS = 2
 """Whose gradients are fresh enough to be applied as they are, at rates that suit a serial run."""
 
@@ -78,7 +80,7 @@ class SharedMemory(Strategy):
             every=self.every,
         )
 
-    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False) -> Sharing:
+    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False, by_rows: bool = False) -> Sharing:
         sharing = self.sharing(dim, workers)
         if sparse and self.stale == "auto":  # sparse updates hardly meet, and their tempering takes longer than they do
             return replace(sharing, handling="none")
@@ -150,9 +152,21 @@ class Hogwild(SharedMemory):
     """HOGWILD! (Niu 2011): no locks; reads and adds race, component by component."""
 
     method: ClassVar[Method] = "hogwild"
+    exchange: Literal["auto", "weights"] = "auto"
+    """What compiled workers of a sparse linear model pass on: `weights` that all write, as published; `auto` is what
+    each row adds, where every worker has a copy that is small enough, and `weights` elsewhere."""
 
     def idle(self) -> Mapping[str, str]:
-        return dict.fromkeys(("backoff", "backoff_us", "backoff_max_us"), "")  # there is nothing to get into
+        nothing = dict.fromkeys(("backoff", "backoff_us", "backoff_max_us"), "")  # there is nothing to get into
+        return nothing | ({"exchange": "every"} if self.every > 1 else {})
+
+    def compiled_sharing(self, dim: int, workers: int, *, sparse: bool = False, by_rows: bool = False) -> Sharing:
+        """By rows, a batch costs its lines of slopes, not a quarter of the vector's (see docs/shared-memory.md)."""
+        found = super().compiled_sharing(dim, workers, sparse=sparse)
+        plain = found.every == 1 and found.handling == "none"
+        if by_rows and workers > 1 and plain and self.exchange == "auto" and dim <= CACHED:
+            return replace(found, by_rows=True)
+        return found
 
 
 @strategy("leashed")

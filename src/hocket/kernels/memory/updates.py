@@ -185,6 +185,21 @@ def close_write(control: Words, w: int, row: int) -> int:
 
 
 @kernel
+def count_told(control: Words, w: int, unheard: int) -> None:
+    """Count an update of worker w that lacks so many of those before it, and that none can write over."""
+    words = WORKER_AREA + w * WORKER_WORDS
+    control[words + STALENESS + min(unheard, STALENESS_BINS - 1)] += 1
+    control[words + UPDATES] += 1
+
+
+@kernel
+def count_versions(control: Words, updates: int) -> None:
+    """Count what `count_told` counted before: once for many, as all workers write it."""
+    fetch_add(control, CANARY, updates)
+    fetch_add(control, HEAD, updates << SLOT_BITS)
+
+
+@kernel
 def staleness(control: Words, w: int) -> int:
     """Updates applied since worker w's read, as its open write sees them."""
     words = WORKER_AREA + w * WORKER_WORDS

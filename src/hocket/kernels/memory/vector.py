@@ -52,6 +52,7 @@ class MappedVector:
     def __init__(self, block: Block, sharing: Sharing, worker: int) -> None:
         self.sharing, self.worker = sharing, worker
         self._block = block
+        self._beside: dict[tuple[str, int], NDArray[Any]] = {}
         self.control = np.frombuffer(block.memory, np.int64, _words(sharing))
         rows = np.frombuffer(block.memory, np.float32, sharing.rows * _stride(sharing), 8 * _words(sharing))
         self.rows = rows.reshape(sharing.rows, _stride(sharing))
@@ -98,7 +99,19 @@ class MappedVector:
         """The same vector, as another worker in this process sees it."""
         seen = MappedVector(self._block, self.sharing, worker)
         seen.rows = self.rows
+        seen._beside = self._beside
         return seen
+
+    def hand_out(self, first: int) -> None:
+        """Begin a stretch at this batch; to be called while no worker takes batches."""
+        self.control[c.NEXT] = self.control[c.FIRST] = first
+        self.control[c.STRETCH] += 1
+        self.control[c.LEFT] = 0
+
+    def beside(self, name: str, length: int, dtype: type[np.generic]) -> NDArray[Any]:
+        """An array that all who see the vector in this process share; at first it is 0."""
+        # Of several threads that come here together the first one's is taken by all
+        return self._beside.setdefault((name, length), np.zeros(length, dtype))
 
     @property
     def version(self) -> int:

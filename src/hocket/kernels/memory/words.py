@@ -22,6 +22,10 @@ NO_ROW = -1
 # Options, written once before the workers start
 METHOD, WORKERS, SLOTS, PERSISTENCE, BACKOFF, BACKOFF_NS, BACKOFF_MAX_NS, HANDLING, DEADLINE_NS, EVERY = range(10)
 
+# Written between two stretches, before anyone begins the next
+STRETCH = 10  # its number
+FIRST = 11  # its first batch
+
 # Words that all workers write
 HEAD = 2 * LINE  # version << SLOT_BITS | slot of the current vector
 CANARY = HEAD + 1  # hogwild: every update adds 1 as it adds to the parameters, so what others wrote over is missing
@@ -30,7 +34,8 @@ STOP = 4 * LINE  # not 0: workers shall end
 RECOVERED = 5 * LINE  # locks taken over from a worker that died with it
 LOCK = 6 * LINE  # a pthread mutex or rwlock, with room to spare
 ARRIVED = 10 * LINE  # workers that have begun an epoch, over all epochs
-WORKER_AREA = 11 * LINE  # worker 0's words, worker 1's, ..., an observer's; then a line a slot for its reference count
+LEFT = 11 * LINE  # workers that have ended this stretch
+WORKER_AREA = 12 * LINE  # worker 0's words, worker 1's, ..., an observer's; then a line a slot for its reference count
 
 SLOT_BITS = 16
 SLOT_MASK = (1 << SLOT_BITS) - 1

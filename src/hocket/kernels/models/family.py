@@ -114,7 +114,8 @@ class KernelWorker:
     def run_epoch(self, shared: MappedVector, order: Integers, lr: float) -> int:
         """Take batches of `order` until none is left; says how it ended.
 
-        The counter of batches, control[NEXT], must be 0 before the first worker of an epoch begins.
+        The counter of batches, control[NEXT], must be 0 before the first worker of an epoch begins. Who shares by rows
+        calls `shared.hand_out(0)` then.
         """
         if self._copy is None and shared.control[EVERY] > 1:
             self._copy = Near.copy(self._kernel.dim)
@@ -146,6 +147,8 @@ class Kernel(ABC):
     data: NamedTuple
     """What its loop computes with, and does not change."""
     touches_all: ClassVar[bool] = False
+    by_rows: ClassVar[bool] = False
+    """Whether its workers can tell each other what each row adds, and so share nothing that all write."""
 
     @abstractmethod
     def worker(self, index: int, batch: int, momentum: float = 0.0) -> KernelWorker:

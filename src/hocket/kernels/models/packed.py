@@ -76,6 +76,13 @@ def score(x: Floats, groups: Groups, first: int, last: int, soon: int) -> np.flo
     return (a + b) + (c + d)
 
 
+@kernel
+def fetch_row(groups: Groups, first: int, last: int) -> None:
+    """Begin to bring a row near."""
+    for at in range(first, last):
+        prefetch(groups, at)
+
+
 @kernel(fastmath={"contract"})
 def add_row(x: Floats, groups: Groups, first: int, last: int, factor: np.float32) -> None:
     """x += factor times a row."""

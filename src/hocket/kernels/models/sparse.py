@@ -1,15 +1,13 @@
 """Linear models on sparse rows, compiled: logistic regression and the linear support vector machine.
 
-The parameters are one weight a column, then the bias. The penalty is that of HOGWILD! (Niu et al. 2011, section 3):
-l2 w_j^2 / (2 d_j) in every row that has column j, where d_j is the number of such rows. Over an epoch it adds up to
-l2 |w|^2 / 2, and no update touches a weight outside its rows. As many rows of a support vector
-machine have no loss, and would be written for the penalty alone, one row in PAID_TOGETHER pays for all of them.
+`hocket.kernels.models.scoring` tells what they compute, and `told` how workers share it by rows.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
+import numba
 import numpy as np
 
 from hocket.kernels.arrays import Columns, Floats, Integers
@@ -25,7 +23,8 @@ from hocket.kernels.memory.updates import (
     open_write,
     staleness,
 )
-from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, NO_ROW, RETRY, WORKERS
+from hocket.kernels.memory.vector import MappedVector
+from hocket.kernels.memory.words import BROKEN, GAP, HANDLING, LINE, NO_ROW, RETRY, STRETCH, WORKERS
 from hocket.kernels.models.family import (
     BROKEN_LOCK,
     DIVERGED,
@@ -34,25 +33,13 @@ from hocket.kernels.models.family import (
     Log,
     note,
     portion,
+    spread_out,
     stop_all,
     take_batch,
 )
-from hocket.kernels.models.packed import Firsts, Groups, add_row, element, pack, score, shrink_and_add_row
-
-AHEAD = 4  # rows
-PAID_TOGETHER = 16
-"""The first of so many rows in the order pays the penalty for all. In a random order that leaves the mean as it is."""
-
-
-class SparseData(NamedTuple):
-    """The rows, their targets, and what the penalty is on each weight."""
-
-    firsts: Firsts
-    lengths: Integers
-    groups: Groups
-    targets: Floats
-    decay: Floats
-    hinge: bool
+from hocket.kernels.models.packed import element, pack, score
+from hocket.kernels.models.scoring import SparseData, descend_rows, loss_and_slope, score_rows
+from hocket.kernels.models.told import Told, loop_by_rows
 
 
 class SparseWork(NamedTuple):
@@ -62,70 +49,6 @@ class SparseWork(NamedTuple):
     chosen: Integers
     """Scratch."""
     touched: Touched
-
-
-@kernel
-def loss_and_slope(hinge: bool, score: np.float32, target: np.float32) -> tuple[np.float32, np.float32]:
-    """A row's loss, and its derivative by the score."""
-    margin = target * score
-    if hinge:
-        return max(np.float32(0), np.float32(1) - margin), -target if margin < 1 else np.float32(0)
-    small = np.exp(-abs(margin))  # never above 1, so nothing overflows
-    loss = np.log1p(small) + max(np.float32(0), -margin)
-    return loss, -target * (small if margin > 0 else np.float32(1)) / (np.float32(1) + small)
-
-
-@kernel
-def score_rows(x: Floats, data: SparseData, order: Integers, begin: int, end: int, skip: int, slopes: Floats) -> float:
-    """The mean loss of the rows from `begin` to `end` of the order, and each one's slope.
-
-    `skip` is how far behind `end` this worker is likely to go on.
-    """
-    firsts, _, groups, targets, decay, hinge = data
-    bias = x[decay.size]
-    loss = 0.0
-    for at in range(begin, end):
-        ahead = at + AHEAD if at + AHEAD < end else at + AHEAD + skip
-        soon = firsts[order[min(ahead, order.size - 1)]]
-        row = order[at]
-        product = score(x, groups, firsts[row], firsts[row + 1], soon)
-        row_loss, slopes[at - begin] = loss_and_slope(hinge, bias + product, targets[row])
-        loss += row_loss
-    return loss / (end - begin)
-
-
-@kernel
-def descend_rows(
-    x: Floats,
-    data: SparseData,
-    order: Integers,
-    begin: int,
-    end: int,
-    slopes: Floats,
-    chosen: Integers,
-    step: np.float32,
-) -> None:
-    """x -= step times the gradient of the rows from `begin` to `end` of the order, and of the penalty that they pay.
-
-    A penalty may bring a weight to 0, but never beyond. `chosen` is scratch.
-    """
-    firsts, lengths, groups, _, decay, _ = data
-    total = np.float32(0)
-    count = 0
-    for at in range(begin, end):  # the rows with a slope are listed first: a branch would be mispredicted for many
-        slope = slopes[at - begin]
-        total += slope
-        chosen[count] = at
-        count += (slope != 0) & (at % PAID_TOGETHER != 0)
-    for k in range(count):
-        row = order[chosen[k]]
-        add_row(x, groups, firsts[row], firsts[row + 1], -step * slopes[chosen[k] - begin])
-    for at in range(-(-begin // PAID_TOGETHER) * PAID_TOGETHER, end, PAID_TOGETHER):
-        row = order[at]
-        strength = step * np.float32(min(PAID_TOGETHER, order.size - at))
-        change = step * slopes[at - begin]
-        shrink_and_add_row(x, groups, firsts[row], lengths[row], strength, decay, -change)
-    x[decay.size] -= step * total
 
 
 @kernel
@@ -213,11 +136,48 @@ class SparseWorker(KernelWorker):
     """One worker of a linear model."""
 
     loop: ClassVar[Any] = staticmethod(sparse_loop)
+    _work: SparseWork
+    _x: Floats | None = None
+    """Its copy of the parameters, where workers share by rows."""
+
+    def run_epoch(self, shared: MappedVector, order: Integers, lr: float) -> int:
+        if not shared.sharing.by_rows:
+            return super().run_epoch(shared, order, lr)
+        if self._x is None:
+            self._x = np.zeros(self._kernel.dim, np.float32)
+        assert shared.control[STRETCH], "a stretch begins with shared.hand_out"
+        batches = -(-max(len(order), self._kernel.samples) // self.batch)
+        told = Told(
+            shared.beside("slopes", batches * self.batch, np.float32),
+            shared.beside("done", batches * LINE, np.int64),
+            self._x,
+            np.zeros(shared.sharing.workers, np.int64),
+        )
+        log = Log.empty(-(-len(order) // self.batch))
+        spread_out(shared.worker, shared.sharing.workers)
+        vector = CompiledVector(shared.control, shared.rows, shared.worker)
+        taken, end = loop_by_rows(*self._given_by_rows(vector, told, order, lr, log))
+        self.log = log.first(taken)
+        return int(end)
+
+    def compile(self) -> None:
+        super().compile()
+        integers, floats = np.zeros(1, np.int64), np.zeros(1, np.float32)
+        vector = CompiledVector(integers, floats[None], 0)
+        told = Told(floats, integers, floats, integers)
+        given = self._given_by_rows(vector, told, np.zeros(0, np.int64), 0.1, Log.empty(0))
+        loop_by_rows.compile(tuple(numba.typeof(value) for value in given))
+
+    def _given_by_rows(
+        self, vector: CompiledVector, told: Told, order: Integers, lr: float, log: Log
+    ) -> tuple[Any, ...]:
+        return vector, Near.itself(vector), told, self._kernel.data, self._work.chosen, order, self.batch, lr, log
 
 
 class SparseKernel(Kernel):
     """A linear model and its training rows; targets are -1 and 1."""
 
+    by_rows = True
     data: SparseData
 
     def __init__(
