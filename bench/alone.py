@@ -15,37 +15,41 @@ from hocket.engines import post
 from hocket.engines.commons import Patience
 from hocket.kernels.memory.block import Block
 
-CORES = len(os.sched_getaffinity(0))
 NAP_S = 1e-4
 """How long a rank is away from its core where there are more ranks than cores: long enough for another to take it."""
 
 
-def clock_of(ranks: int) -> Callable[[], float]:
-    """By what a rank's work is timed. Who has a core of its own takes as long as it takes, also where the host takes that
-    core away or the system uses it. Where ranks share cores the simulator hands them out, and a rank's own clock stands
-    while others have its core."""
-    return time.perf_counter if ranks <= CORES else time.thread_time
+def clock_of(crowded: bool) -> Callable[[], float]:
+    """By what a rank's work is timed: who has a core of its own takes as long as it takes, also where the host takes
+    that core away or the system uses it; where ranks share cores the simulator hands them out."""
+    return time.thread_time if crowded else time.perf_counter
 
 
 class Watch:
     """Seconds that a rank computes from one `lap` to the next. In between it waits as it does for others in a run, so
-    it finds there what others leave in the caches."""
+    it finds there what others leave in the caches. `wait` may say since when there was nothing to wait for."""
 
-    def __init__(self, clock: Callable[[], float], wait: Callable[[], object] = os.sched_yield) -> None:
+    def __init__(self, clock: Callable[[], float], wait: Callable[[], float | None] = os.sched_yield) -> None:
         self.found: list[float] = []
         self._clock, self._wait = clock, wait
         self._began = clock()
 
     def lap(self) -> None:
         self.found.append(self._clock() - self._began)
-        self._wait()
-        self._began = self._clock()
+        self._began = self._wait() or self._clock()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         stopped = self._clock()
         yield
         self._began += self._clock() - stopped
+
+
+def meet(comm: Comm) -> float:
+    """Wait until all ranks are here; returns when the last one came. Who wakes up late is late from then on."""
+    came = torch.tensor([time.perf_counter()], dtype=torch.float64)
+    comm.all_reduce(came, "max")
+    return float(came)
 
 
 class InTurns:

@@ -16,7 +16,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from alone import CORES, NAP_S, Alone, InTurns, Loop, Watch, clock_of
+from alone import NAP_S, Alone, InTurns, Loop, Watch, clock_of, meet
 
 from hocket import optim
 from hocket.core.clock import RealClock
@@ -65,21 +65,21 @@ def step_alone() -> Callable[[], None]:
     return one
 
 
-def as_worker(here: Rank, plan: Plan, at_once: int) -> list[float]:
+def as_worker(here: Rank, plan: Plan, crowded: bool, at_once: int) -> list[float]:
     """Seconds of each step: all that the driver and the strategy compute for it.
 
-    Workers that meet in a run do so here too after each step, so that the nth step of all is at one time; of those that
-    wait for a server so many compute at once.
+    Workers that meet in a run do so here too after each step, so that the nth step of all is at one time, and waking up
+    is a part of it; of those that wait for a server so many compute at once.
     """
     comm = here.comm
     turns = InTurns(comm, plan.workers, at_once)
     if comm.size == plan.workers:
-        wait: Callable[[], object] = comm.barrier
+        wait: Callable[[], float | None] = comm.barrier if crowded else partial(meet, comm)
     elif at_once < plan.workers:
         wait = turns.wait
     else:
-        wait = partial(time.sleep, NAP_S) if comm.size > CORES else os.sched_yield
-    watch = Watch(clock_of(comm.size), wait)
+        wait = partial(time.sleep, NAP_S) if crowded else os.sched_yield
+    watch = Watch(clock_of(crowded), wait)
     task = dataclasses.replace(load_task(TASK, 0), on_step=lambda progress: watch.lap())
     train, test = task.load()
     answer = Message("model", (0,), (torch.zeros(size_of(task)),))
@@ -93,10 +93,10 @@ def as_worker(here: Rank, plan: Plan, at_once: int) -> list[float]:
     return watch.found[WARM_UP:]
 
 
-def as_server(here: Rank, plan: Plan, idle_s: float) -> list[float]:
+def as_server(here: Rank, plan: Plan, crowded: bool, idle_s: float) -> list[float]:
     """Seconds of each push, which come from the workers in turn, for as long as these compute. In between the server
     waits so long for more."""
-    task, watch = load_task(TASK, 0), Watch(clock_of(here.comm.size))
+    task, watch = load_task(TASK, 0), Watch(clock_of(crowded))
     gradient = torch.full((size_of(task),), 1e-6)
     settings = Hyperparameters(optim.make_flat("sgd", gradient, torch.zeros_like(gradient), LR, 0.0)).told(False)
     read = [0] * plan.workers
@@ -179,8 +179,10 @@ def measured(rank: Rank, argument: dict[str, Any]) -> list[list[float]]:
     """What a rank computes for each step, or push, as in a run, while so many others do so too and nobody waits for an
     answer; and what they say to each other, while nobody computes."""
     plan, comm = Plan.from_json(argument["plan"]), rank.comm
+    crowded = argument["crowded"]  # a rank that is tied to one core does not see the others
     torch.set_num_threads(1)
     serves = comm.rank >= plan.workers
-    work = as_server(rank, plan, argument["idle_s"]) if serves else as_worker(rank, plan, argument["at_once"])
+    given, how = (as_server, "idle_s") if serves else (as_worker, "at_once")
+    work = given(rank, plan, crowded, argument[how])
     comm.barrier()
     return [work, requests(comm) if comm.size > plan.workers else all_reduces(comm, size_of(load_task(TASK, 0)))]

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import common  # before NumPy is loaded: it sets one BLAS thread
 import numpy as np
 import torch
-from alone import CORES, NAP_S
+from alone import NAP_S
 from lost import Case, in_memory
 from ranks import BATCH, LR, MEASURED, TASK, WARM_UP, size_of
 
@@ -49,6 +49,7 @@ STEPS, FORETOLD = 400, MEASURED
 """Of a real run, and of a simulated one, which plays what was measured once."""
 MOST_S = 180
 """Seconds after which no round begins, but the first of each."""
+CORES = len(os.sched_getaffinity(0))
 GUESSES = 3
 """Of how many workers compute at once, the first one included."""
 WITHIN = 0.15
@@ -73,7 +74,8 @@ def measure(strategy: str, workers: int, at_once: int, idle_s: float) -> tuple[S
         steps=WARM_UP + MEASURED, evaluate_every=1e6, trace=0,
     )  # fmt: skip
     plan, servers = prepare(spec).plan, strategies.make(strategy).server_ranks()
-    argument = {"plan": plan.to_json(), "at_once": at_once, "idle_s": idle_s}
+    crowded = workers + servers > CORES
+    argument = {"plan": plan.to_json(), "crowded": crowded, "at_once": at_once, "idle_s": idle_s}
     found = engine.make("mpi").run(Program("ranks:measured", argument), workers + servers, Listener())
     work, said = zip(*found, strict=True)
     return work, said
@@ -83,18 +85,20 @@ def told_of_collectives(strategy: str, ranks: int, parameters: int) -> Told:
     """What `sim` asks for an all-reduce is so many latencies, and its bytes so many times.
 
     A message's bytes are copied by who sends and who receives it, on the cores that they compute on, so they are in
-    what these compute. Where ranks share cores, what one computes in an all-reduce keeps a core from others.
+    what these compute, and so is meeting and waking up. Where ranks share cores, what one computes in an all-reduce
+    keeps a core from others.
     """
     computed, said = measure(strategy, ranks, ranks, 0.0)
     small_s, large_s, in_small_s, in_large_s = (statistics.mean(found) for found in zip(*said, strict=True))
     if ranks > CORES:
         computed = [[seconds + in_large_s for seconds in line] for line in computed]
         small_s = large_s = max(small_s - in_small_s * ranks / CORES, 0.0)
+    met_s = small_s if ranks <= CORES else 0.0
     told: dict[str, str] = {"memory": FREE}
     if ranks > 1:
         latencies, sent = (collective_s("all_reduce", 4 * parameters, ranks, *cost) for cost in ((1, 0), (0, 1)))
         bandwidth = sent / max(large_s - small_s, 1e-9) / 1e9
-        told |= {"latency": f"{small_s / latencies:.9f}s", "bandwidth": f"{bandwidth:.6f}GB"}
+        told |= {"latency": f"{(small_s - met_s) / latencies:.9f}s", "bandwidth": f"{bandwidth:.6f}GB"}
     return Told(list(computed), told)
 
 
