@@ -1,4 +1,4 @@
-"""What a rank of a real run computes, without the others: its messages go to nobody, and its own clock times it."""
+"""What a rank of a real run computes, without the others: its messages go to nobody, and it is timed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
-from hocket.core.comm import ANY, Deferred, Op
+from hocket.core.comm import ANY, Comm, Deferred, Op
 from hocket.core.message import Message
 from hocket.engines import post
 from hocket.engines.commons import Patience
@@ -20,26 +19,58 @@ NAP_S = 1e-4
 """How long a rank is away from its core where there are more ranks than cores: long enough for another to take it."""
 
 
-class Watch:
-    """Seconds that a rank computes from one `lap` to the next, by its own clock, which stands while others have its
-    core. In between it does as ranks do that wait for others: it offers its core, or sleeps where it is `crowded`. So
-    it finds there what others leave in the caches."""
+def clock_of(crowded: bool) -> Callable[[], float]:
+    """By what a rank's work is timed: who has a core of its own takes as long as it takes, also where the host takes
+    that core away or the system uses it; where ranks share cores the simulator hands them out."""
+    return time.thread_time if crowded else time.perf_counter
 
-    def __init__(self, crowded: bool = False) -> None:
+
+class Watch:
+    """Seconds that a rank computes from one `lap` to the next. In between it waits as it does for others in a run, so
+    it finds there what others leave in the caches. `wait` may say since when there was nothing to wait for."""
+
+    def __init__(self, clock: Callable[[], float], wait: Callable[[], float | None] = os.sched_yield) -> None:
         self.found: list[float] = []
-        self._give_way = partial(time.sleep, NAP_S) if crowded else os.sched_yield
-        self._began = time.thread_time()
+        self._clock, self._wait = clock, wait
+        self._began = clock()
 
     def lap(self) -> None:
-        self.found.append(time.thread_time() - self._began)
-        self._give_way()
-        self._began = time.thread_time()
+        self.found.append(self._clock() - self._began)
+        self._began = self._wait() or self._clock()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        stopped = time.thread_time()
+        stopped = self._clock()
         yield
-        self._began += time.thread_time() - stopped
+        self._began += self._clock() - stopped
+
+
+def meet(comm: Comm) -> float:
+    """Wait until all ranks are here; returns when the last one came. Who wakes up late is late from then on."""
+    came = torch.tensor([time.perf_counter()], dtype=torch.float64)
+    comm.all_reduce(came, "max")
+    return float(came)
+
+
+class InTurns:
+    """Lets so many workers compute at a time. The others wait for a message, as they wait for the server in a run."""
+
+    def __init__(self, comm: Comm, workers: int, at_once: int) -> None:
+        self._comm, self._late = comm, comm.rank >= at_once
+        self._to, self._source = (comm.rank + at_once) % workers, (comm.rank - at_once) % workers
+        self._my_turn = not self._late
+
+    def wait(self) -> None:
+        """Let the next one compute, until it is this worker's turn again."""
+        if self._my_turn:
+            self._comm.isend(self._to, Message("turn")).wait()
+        self._comm.recv(self._source)
+        self._my_turn = True
+
+    def end(self) -> None:
+        """All have waited as often: those who had to wait at first owe a turn."""
+        if self._late:
+            self._comm.isend(self._to, Message("turn")).wait()
 
 
 class Loop:

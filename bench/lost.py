@@ -27,7 +27,7 @@ from hocket.engines.sim import Sim
 from hocket.kernels.arrays import Columns, Floats, Integers
 from hocket.kernels.jit import kernel
 from hocket.kernels.memory.atomics import monotonic_ns
-from hocket.kernels.memory.updates import begin_together, close_write, open_write, publish
+from hocket.kernels.memory.updates import begin_together, close_write, open_write, publish, read_into
 from hocket.kernels.memory.vector import MappedVector
 from hocket.kernels.memory.words import NO_ROW
 
@@ -35,12 +35,14 @@ ROUNDS = 9
 
 
 class Case(NamedTuple):
-    """Vectors of `dim` parameters; each update changes all of them, or `touched` at random, after `compute_ns`."""
+    """Vectors of `dim` parameters; each update changes all of them, or `touched` at random, after `compute_ns`. With
+    `reads`, workers copy the vector before they compute, and that is in the update's time."""
 
     dim: int
     touched: int
     compute_ns: int
     updates: int
+    reads: bool = False
 
 
 CASES = [
@@ -64,7 +66,9 @@ class Found:
 
 
 @kernel
-def work(control: Integers, rows: Floats, w: int, case: Case, minus_one: Floats, at: Columns) -> tuple[int, int]:
+def work(
+    control: Integers, rows: Floats, w: int, case: Case, minus_one: Floats, at: Columns, seen: Floats
+) -> tuple[int, int]:
     """Nanoseconds of all, and of the updates alone."""
     random = 12_345 + w
     begin_together(control)
@@ -73,6 +77,10 @@ def work(control: Integers, rows: Floats, w: int, case: Case, minus_one: Floats,
     for _ in range(case.updates):
         random = (random * 1_103_515_245 + 12_345) & 0x7FFFFFFF
         now = monotonic_ns()
+        if case.reads:
+            read_into(control, rows, w, seen, case.dim)
+            writing += monotonic_ns() - now
+            now = monotonic_ns()
         until = now + case.compute_ns // 2 + case.compute_ns * random // 0x7FFFFFFF
         while now < until:
             now = monotonic_ns()
@@ -98,7 +106,7 @@ def in_memory(case: Case, workers: int) -> Found:
         order = np.random.default_rng(w).permuted(np.tile(np.arange(case.dim, dtype=np.int32), 50))
         start.wait()
         busy = time.thread_time_ns()
-        took[w] = work(vector.control, vector.rows, w, case, minus_one, order)
+        took[w] = work(vector.control, vector.rows, w, case, minus_one, order, np.empty(case.dim, np.float32))
         ran[w] = (time.thread_time_ns() - busy) / took[w, 0]
 
     threads = [Thread(target=run, args=(w,)) for w in range(workers)]

@@ -191,8 +191,9 @@ def test_bytes_are_those_of_the_formula(ranks: int, widths: tuple[int, ...]) -> 
     ("model", "line"),
     [
         (nn.Sequential(nn.Linear(4, 2)), r"tensor=3: 0 \(Linear\) has 2 outputs to split; use tensor=2 or less"),
-        (nn.Conv2d(4, 8, 1, groups=2), r"tensor=3: the model \(Conv2d\) has 2 channels or groups to split"),
+        (nn.Conv2d(4, 8, 1, groups=2), r"tensor=3: the model \(Conv2d\) has 2 groups to split"),
         (nn.MultiheadAttention(4, 2), r"tensor=3: the model \(MultiheadAttention\) has 2 heads to split"),
+        (nn.MultiheadAttention(4, 1), r"tensor=3: the model \(MultiheadAttention\) has 1 head to split; use data=3"),
         (nn.Embedding(4, 2), r"tensor=3: the model \(Embedding\) has 2 features to split"),
     ],
 )

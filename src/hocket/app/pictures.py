@@ -44,7 +44,7 @@ def report(
     if tensorboard:
         from hocket.report.tensorboard import write_events
 
-        typer.echo(f"{write_events(tensorboard, records)} runs for TensorBoard in {tensorboard}")
+        typer.echo(f"{counted(write_events(tensorboard, records), 'run')} for TensorBoard in {tensorboard}")
 
 
 def watch(

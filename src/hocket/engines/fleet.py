@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -25,7 +24,7 @@ from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
 from hocket.engines.crew import run_threads
 from hocket.engines.engine import Engine, Listener, Main, engine
-from hocket.engines.sim_costs import Draws, collective_s, compute_model, lognormal, slow_groups, slowdowns
+from hocket.engines.sim_costs import collective_s, compute_model, compute_of_all, slow_groups, slowdowns
 from hocket.engines.threads import ThreadWorld
 
 
@@ -35,7 +34,7 @@ class Fleet(Engine):
     """All workers at once as rows of a matrix, in virtual time: for strategies that need only collectives."""
 
     compute: str = "lognormal:1ms:0.15"
-    """Time of a full batch's gradient: `2ms` or `lognormal:2ms:0.3` (median, sigma)."""
+    """Time of a full batch's gradient: `2ms`, `lognormal:2ms:0.3` (median, sigma) or `times:FILE`."""
     latency: str = "50us"
     bandwidth: str = "10Gbit"
     stragglers: str = ""
@@ -47,7 +46,7 @@ class Fleet(Engine):
     drives_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if compute_model(self.compute, random.Random())() is None:
+        if compute_model(self.compute, random.Random())(0) is None:
             raise UserError("fleet: compute=measured needs gradients one by one; use --engine sim")
         slow_groups(self.stragglers, 1 << 30)
         seconds(self.latency, "latency")
@@ -84,10 +83,7 @@ class FleetTime:
         self.size = size
         self._latency_s = seconds(fleet.latency, "latency")
         self._byte_s = 1 / bytes_per_second(fleet.bandwidth, "bandwidth")
-        shape, generators = lognormal(fleet.compute), [random.Random(f"{fleet.seed}/{r}") for r in range(size)]
-        self._draw: Callable[[], Any] = (
-            Draws(generators, *shape) if shape else compute_model(fleet.compute, generators[0])
-        )
+        self._draw = compute_of_all(fleet.compute, fleet.seed, size)
         self._slow = np.array(slowdowns(fleet.stragglers, size, size))
         self.now_s = np.zeros(size)
         self.waiting_s, self.transferring_s = np.zeros(size), np.zeros(size)

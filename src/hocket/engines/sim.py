@@ -45,7 +45,7 @@ class Sim(Engine):
     """A deterministic simulator: real gradients, virtual time, any number of workers."""
 
     compute: str = "lognormal:1ms:0.15"
-    """Time of a full batch's gradient: `2ms`, `lognormal:2ms:0.3` (median, sigma) or `measured`."""
+    """Time of a full batch's gradient: `2ms`, `lognormal:2ms:0.3` (median, sigma), `times:FILE` or `measured`."""
     serve: str = "50us"
     """What a server takes for a message, beside ten passes over its bytes in memory."""
     cores: int = 0
@@ -125,7 +125,9 @@ class SimWorld(World):
         self.window, self.block = sim.window, sim.block
         self._workers = sim.workers or size
         self.random = [random.Random(f"{sim.seed}/{r}") for r in range(size)]
-        self._compute = [compute_model(sim.compute, rng) for rng in self.random]
+        self._compute = [compute_model(sim.compute, rng, r, sim.seed) for r, rng in enumerate(self.random)]
+        self.gradients = [0] * size
+        """That each rank has begun."""
         self.measured = sim.compute == "measured"
         self._gradient: list[tuple[float, float] | None] = [None] * size  # under way: when it is done, what it costs
         self._slow = slowdowns(sim.stragglers, self._workers, size)
@@ -288,7 +290,8 @@ class SimWorld(World):
         """A gradient's time is drawn, and its core taken, when the first part of it is complete."""
         under_way = self._gradient[rank]
         if under_way is None:
-            cost_s = (self._compute[rank]() or 0.0) * share * self._slow[rank]
+            cost_s = (self._compute[rank](self.gradients[rank]) or 0.0) * share * self._slow[rank]
+            self.gradients[rank] += 1
             under_way = (self._done_s(rank, cost_s), cost_s)
         self._gradient[rank] = None if done == 1 else under_way
         done_s, cost_s = under_way

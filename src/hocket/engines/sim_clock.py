@@ -54,13 +54,14 @@ class SimClock:
     def state(self) -> dict[str, Any]:
         world = self._world
         drawn = [list(rng.getstate()[1]) for rng in (world.random[self._rank], world.tie_random)]
-        return {"now_s": self.now(), "random": drawn}
+        return {"now_s": self.now(), "random": drawn, "gradients": world.gradients[self._rank]}
 
     def restore(self, state: dict[str, Any]) -> None:
         world = self._world
         world.now_s[self._rank] = max(state["now_s"], self.now())
         for rng, drawn in zip((world.random[self._rank], world.tie_random), state.get("random", ()), strict=False):
             rng.setstate((3, tuple(drawn), None))
+        world.gradients[self._rank] = state.get("gradients", 0)
 
 
 class SimTurns:

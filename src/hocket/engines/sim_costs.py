@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 import re
@@ -13,19 +14,22 @@ import numpy as np
 
 from hocket.core.errors import UserError, shown
 from hocket.core.units import seconds
+from hocket.engines.sim_times import PREFIX, played
 
 SERVER_PASSES = 10
 """Times that a server goes over the bytes of a message: it tempers a gradient, steps, and keeps what was read."""
 
 
-def compute_model(text: str, rng: random.Random) -> Callable[[], float | None]:
-    """Draws the seconds of one full batch's gradient; None stands for what it really took."""
+def compute_model(text: str, rng: random.Random, rank: int = 0, seed: int = 0) -> Callable[[int], float | None]:
+    """The seconds of a rank's nth gradient on a full batch; None stands for what it really took."""
     if text == "measured":
-        return lambda: None
+        return lambda n: None
     if shape := lognormal(text):
-        return lambda: rng.lognormvariate(*shape)
+        return lambda n: rng.lognormvariate(*shape)
+    if found := played(text, rank, seed):
+        return found
     constant = seconds(text, "compute")
-    return lambda: constant
+    return lambda n: constant
 
 
 def lognormal(text: str) -> tuple[float, float] | None:
@@ -38,6 +42,23 @@ def lognormal(text: str) -> tuple[float, float] | None:
     if spread > 5:
         raise UserError(f"compute: cannot read {shown(sigma)} as a lognormal's sigma; it is a number from 0 to 5")
     return mean_log, spread
+
+
+def compute_of_all(text: str, seed: int, size: int) -> Callable[[], Any]:
+    """The seconds of every rank's next gradient, in one vector, or one number where all take as long."""
+    generators = [random.Random(f"{seed}/{rank}") for rank in range(size)]
+    if shape := lognormal(text):
+        return Draws(generators, *shape)
+    models = [compute_model(text, generators[rank], rank, seed) for rank in range(size)]
+    if not text.startswith(PREFIX):
+        return lambda: models[0](0)
+    steps = itertools.count()
+
+    def each() -> Any:
+        n = next(steps)
+        return np.array([model(n) for model in models])
+
+    return each
 
 
 class Draws:

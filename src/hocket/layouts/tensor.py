@@ -14,6 +14,7 @@ from torch import nn
 
 from hocket.core.comm import Comm
 from hocket.core.errors import UserError
+from hocket.core.units import counted
 from hocket.layouts.split import ByChannels, ByFeatures, ByHeads, ByInputs, ByOutputs, Split
 
 ELEMENTWISE = (
@@ -53,10 +54,11 @@ class _Walk:
 
     def _made(self, module: nn.Module, path: str) -> nn.Module:
         if self.can_be_split(module):
-            make, parts, noun = _LAYERS[type(module)]
-            if (found := parts(module)) < self._comm.size:
+            make, parts = _LAYERS[type(module)]
+            found, noun = parts(module)
+            if found < self._comm.size:
                 raise UserError(
-                    f"tensor={self._comm.size}: {_named(module, path)} has {found} {noun} to split; "
+                    f"tensor={self._comm.size}: {_named(module, path)} has {counted(found, noun)} to split; "
                     f"use {f'tensor={found} or less' if found > 1 else f'data={self._comm.size}'}"
                 )
             return make(module, self._comm, path)
@@ -105,13 +107,13 @@ class _Walk:
                 before = None
 
 
-_LAYERS: dict[type[nn.Module], tuple[Make, Callable[..., int], str]] = {
-    nn.Linear: (ByOutputs, lambda m: m.out_features, "outputs"),
-    nn.Conv2d: (ByChannels, lambda m: m.out_channels if m.groups == 1 else m.groups, "channels or groups"),
-    nn.Embedding: (ByFeatures, lambda m: m.embedding_dim, "features"),
-    nn.MultiheadAttention: (ByHeads, lambda m: m.num_heads, "heads"),
+_LAYERS: dict[type[nn.Module], tuple[Make, Callable[..., tuple[int, str]]]] = {
+    nn.Linear: (ByOutputs, lambda m: (m.out_features, "output")),
+    nn.Conv2d: (ByChannels, lambda m: (m.out_channels, "channel") if m.groups == 1 else (m.groups, "group")),
+    nn.Embedding: (ByFeatures, lambda m: (m.embedding_dim, "feature")),
+    nn.MultiheadAttention: (ByHeads, lambda m: (m.num_heads, "head")),
 }
-"""Of each kind: who makes a share of it, and how many parts there are to share out."""
+"""Of each kind: who makes a share of it, and how many parts of which name there are to share out."""
 
 
 def _named(module: nn.Module, path: str) -> str:
