@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,11 @@ from hocket.core.comm import Turns
 from hocket.core.errors import UserError
 from hocket.core.memory_use import keep_freed_memory
 from hocket.core.replica import Memory, Replica
+from hocket.core.seeds import generators_as_they_were
+from hocket.core.shard import Shards
 from hocket.drivers.captured import Call, captured
 from hocket.drivers.gradients import Ready, WholeModel
+from hocket.drivers.recorded import Recorded
 from hocket.kernels.models.perceptron import is_cross_entropy
 from hocket.measure.losses import Loss
 from hocket.tasks import SampleSet, Task
@@ -31,6 +34,10 @@ ALIGNED = 16
 """Rows begin at multiples of so many elements, as vector instructions like it."""
 IGNORED = -100
 """As a target: this one does not count in a cross-entropy."""
+FEW_CLASSES = 16
+"""With fewer, PyTorch's softmax on the CPU goes from one to the next: classes had better not lie side by side."""
+REHEARSALS = 2
+"""Calls before the clock starts: the first is recorded, the second compared with that."""
 AT_ONCE, CACHED = 128, 2**20
 """Replicas in one call on the CPU, and parameters of all of them: of more, what is computed leaves the caches."""
 
@@ -41,7 +48,7 @@ class Rows:
     def __init__(self, task: Task, train: SampleSet, count: int) -> None:
         self._task, self._train, self.count = task, train, count
         self._matrices: dict[str, Tensor] = {}
-        self._graphs: dict[tuple[range, int], Call] = {}
+        self._repeated: dict[tuple[range, int], Call] = {}
         """By the replicas and their samples: one for all of them in most steps, one or two for an epoch's last."""
         self._batches_the_loss = is_cross_entropy(task.loss)
         self._call = torch.vmap(self._one, randomness="different")
@@ -53,8 +60,9 @@ class Rows:
             if made.x.device.type == "cpu":
                 keep_freed_memory()
             self._first, self._model, self._layout = made, made.model, made.layout(made.x)
-            # What comes from a dataset comes anew each time, which a graph would not notice
-            self._captures = made.x.device.type == "cuda" and isinstance(self._train.samples, tuple)
+            # What comes from a dataset comes anew each time, and who is called with the model may change it
+            watched = self._task.on_step or self._task.on_epoch
+            self._repeats = isinstance(self._train.samples, tuple) and not watched
             self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
             self._slots = list(_slots(made.model, {*self._layout, *self._statistics}))
         return made
@@ -99,12 +107,27 @@ class Rows:
         Each is on samples of its own, all on equally many: `index` has those of one behind those of the other. A range
         of replicas is taken to come again, with as many samples; a list is whoever happens to wait.
         """
-        if not isinstance(rows, range) or not self._captures:
+        if not isinstance(rows, range) or not self._repeats:
             return self._gradients(rows, index)
         again = rows, index.numel()
-        if again not in self._graphs:
-            self._graphs[again] = captured(partial(self._gradients, rows), index.to(self._first.x.device))
-        return self._graphs[again](index)
+        if again not in self._repeated:
+            self._repeated[again] = self._repeatable(rows, index)
+        return self._repeated[again](index)
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, calls leave nothing behind: no statistics, and no random number is drawn."""
+        block = self._matrices["block"]
+        before = block.clone() if self._statistics else block
+        with generators_as_they_were():
+            yield
+        block.copy_(before)
+
+    def _repeatable(self, rows: range, index: Tensor) -> Call:
+        call, device = partial(self._gradients, rows), self._first.x.device
+        if device.type == "cpu":
+            return Recorded(call, self._matrices["gradient"][rows.start : rows.stop])
+        return captured(call, index.to(device))
 
     def _gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:
         first, count = rows[0], len(rows)
@@ -139,8 +162,10 @@ def _attention_in_steps(device: torch.device) -> AbstractContextManager[None]:
 
 def _cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of each replica, in one call: PyTorch has no batched form of it, and takes it apart in Python."""
-    count = len(outputs)
-    each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none").view(count, -1)
+    count, flat, chosen = len(outputs), outputs.flatten(0, 1), targets.flatten(0, 1)
+    if flat.dim() == 2 and chosen.dim() == 1 and flat.shape[1] < FEW_CLASSES and flat.device.type == "cpu":
+        flat, chosen = flat.t().contiguous()[None], chosen[None]
+    each = F.cross_entropy(flat, chosen, reduction="none").view(count, -1)
     if targets.is_floating_point():  # how likely each class is, not which it is
         return each.mean(1)
     return each.sum(1) / (targets != IGNORED).view(count, -1).sum(1)
@@ -194,7 +219,19 @@ class Pending:
             self._compute()
         return self._losses.pop(row)
 
+    def rehearse(self, shards: Shards) -> None:
+        """Before the clock starts: what the first calls take longer for, as what is recorded."""
+        with self.rows.rehearsing():
+            for step in [*{0, shards.steps - 1}] * REHEARSALS:
+                for row in range(self.rows.count):
+                    index = shards.batch(0, step, row)
+                    if index.numel():
+                        self.ask(row, index)
+                self._compute()
+        self._losses.clear()
+
     def _compute(self) -> None:
+        is_everyone = len(self._asked) == self.rows.count
         by_length = defaultdict(list)
         for row in sorted(self._asked):
             by_length[self._asked[row].numel()].append(row)
@@ -202,9 +239,10 @@ class Pending:
         for rows in by_length.values():
             portion = -(-len(rows) // -(-len(rows) // at_once))
             for at in range(0, len(rows), portion):
-                some = rows[at : at + portion]
-                of_all = range(len(some)) if len(some) == self.rows.count else some
-                found = self.rows.gradients(of_all, torch.cat([self._asked[row] for row in some]))
+                some: Sequence[int] = rows[at : at + portion]
+                if is_everyone and some[-1] - some[0] + 1 == len(some):  # as in most steps
+                    some = range(some[0], some[-1] + 1)
+                found = self.rows.gradients(some, torch.cat([self._asked[row] for row in some]))
                 on_the_device = found.device.type != "cpu"
                 self._losses.update(zip(some, found.unbind() if on_the_device else found.tolist(), strict=True))
         self._asked.clear()
@@ -226,6 +264,11 @@ class BatchedModel(WholeModel):
         self._pending = turns.common(lambda: Pending(Rows(task, train, workers)))
         super().__init__(task, self._pending.rows.replica(row, model, device), train)
         self._row, self._turns = row, turns
+
+    def rehearse(self, shards: Shards) -> None:
+        """For workers that go in step, when all are there; the others wait for the first."""
+        if self._row == 0:
+            self._pending.rehearse(shards)
 
     def compute(self, index: Tensor, ready: Ready | None = None) -> Loss | None:
         loss: Loss | None = None

@@ -57,6 +57,9 @@ def run_rank(rank: Rank, plan: Plan, task: Task, train: SampleSet, test: SampleS
         meet_every, at_the_end = plan.checkpoint.epochs * tickets, course.saves_at_the_end()
         pool = Pool(session.group, plan.steps * plan.workers, meet_every, at_the_end, session.ensemble)
     session.begin(replica, source.portion)
+    if isinstance(source, BatchedModel) and pool is None:
+        with rank.clock.paused():
+            source.rehearse(course.shards)
     session.work(optimizer, _step_of(optimizer, plan, replica.g, source.portion.length), plan.batch)
     position = course.begin(schedule)
     if pool is not None:
