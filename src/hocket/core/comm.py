@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -153,20 +154,23 @@ class Rank:
 def reduce_in_order(parts: list[Tensor], op: Op) -> Tensor:
     """Combine one tensor a rank, in rank order, so that the result is the same every time."""
     total = parts[0].clone()
-    for other in parts[1:]:
-        part = other.to(total.device)  # ranks on threads may each have a GPU of their own
-        match op:
-            case "sum" | "mean":
-                total += part
-            case "max":
+    here = [part.to(total.device) for part in parts[1:]]  # ranks on threads may each have a GPU of their own
+    match op:
+        case "sum" | "mean":
+            for part in here:
+                total.add_(part)
+        case "max":
+            for part in here:
                 torch.maximum(total, part, out=total)
-            case "min":
+        case "min":
+            for part in here:
                 torch.minimum(total, part, out=total)
     if op == "mean":
         total /= len(parts)
     return total
 
 
+@lru_cache(maxsize=4096)  # asked at every collective, by each of a thousand simulated ranks
 def ring_bytes(numel: int, itemsize: int, size: int, rank: int) -> int:
     """Bytes that `rank` sends in a ring all-reduce: every chunk but one, in each of the two phases.
 

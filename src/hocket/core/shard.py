@@ -16,22 +16,23 @@ class Shards:
     """
 
     def __init__(self, samples: int, workers: int, batch: int, seed: int) -> None:
-        self.samples, self._workers, self._batch, self._seed = samples, workers, batch, seed
-        self.steps = -(-samples // (workers * batch))
+        self.samples, self._workers, self._seed = samples, workers, seed
+        self._together = workers * batch
+        """Samples of all workers in a full step."""
+        self.steps = -(-samples // self._together)
         """Steps an epoch."""
 
     def global_batch(self, order: Tensor, step: int) -> Tensor:
-        size = self._workers * self._batch
-        return order[step * size : (step + 1) * size]
+        return order[step * self._together : (step + 1) * self._together]
 
     def step_samples(self, step: int) -> int:
         """Samples of all workers together in this step of an epoch."""
-        return min(self._workers * self._batch, self.samples - step * self._workers * self._batch)
+        return min(self._together, self.samples - step * self._together)
 
     def samples_until(self, step: int) -> int:
         """Samples of all workers together until this step of a run."""
         epochs, rest = divmod(step, self.steps)
-        return epochs * self.samples + min(rest * self._workers * self._batch, self.samples)
+        return epochs * self.samples + min(rest * self._together, self.samples)
 
     def order(self, epoch: int) -> Tensor:
         """All samples, shuffled: the same for every worker."""
@@ -39,9 +40,8 @@ class Shards:
 
     def batch(self, epoch: int, step: int, share: int) -> Tensor:
         """The sample numbers of one worker's share of a step."""
-        first, samples = step * self._workers * self._batch, self.step_samples(step)
-        least, more = divmod(samples, self._workers)  # the first get one more
-        begin = first + share * least + min(share, more)
+        least, more = divmod(self.step_samples(step), self._workers)  # the first get one more
+        begin = step * self._together + share * least + min(share, more)
         return self.order(epoch)[begin : begin + least + (share < more)]
 
     def epoch(self, epoch: int, rank: int) -> list[Tensor]:

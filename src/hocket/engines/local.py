@@ -154,12 +154,12 @@ class World(ABC):
         """Called last by each rank."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Meeting:
     """One collective: what each member brought, and when all may leave."""
 
+    call: Call
     brought: dict[int, Any] = field(default_factory=dict)
-    call: Call | None = None
     apart: str = ""
     """Who did something else than the others."""
     arrived_s: float = 0.0
@@ -248,9 +248,9 @@ class LocalComm:
         self._met += 1
         with world.exclusive():
             world.check()
-            meeting = world.meetings.setdefault(key, Meeting())
-            if meeting.call is None:
-                meeting.call = call
+            meeting = world.meetings.get(key)
+            if meeting is None:
+                meeting = world.meetings[key] = Meeting(call)
             elif meeting.call != call and not meeting.apart:
                 first = self._members[next(iter(meeting.brought))]
                 meeting.apart = f"rank {first} in {told(meeting.call)}, rank {self._me} in {told(call)}"

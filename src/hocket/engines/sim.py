@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from threading import RLock
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,7 +28,7 @@ from hocket.core.registry import filled_in
 from hocket.core.sharing import SharedVector, Sharing
 from hocket.core.units import bytes_per_second, seconds
 from hocket.core.worker import Need
-from hocket.engines.batons import Batons, Body, best_batons
+from hocket.engines.batons import Batons, Body, WithinOneThread, best_batons
 from hocket.engines.crew import run_threads
 from hocket.engines.engine import Batched, Engine, Light, Listener, Main, engine
 from hocket.engines.local import Envelope, Wait, World
@@ -35,8 +36,6 @@ from hocket.engines.sim_clock import SimClock, SimTurns
 from hocket.engines.sim_costs import SERVER_PASSES, Cores, collective_s, compute_model, slow_groups, slowdowns
 from hocket.engines.sim_domains import domains_of
 from hocket.engines.sim_memory import SimulatedMemory, SimulatedVector
-
-_HOLDS_THE_BATON = nullcontext()
 
 
 @engine("sim")
@@ -149,6 +148,8 @@ class SimWorld(World):
         self._heap: list[tuple[float, float, int, int]] = []
         self._ticket = [0] * size  # only a rank's newest heap entry counts
         self._batons = batons
+        # Who runs holds the baton. Of what does nothing more, a lock that its own thread has anyway is the quickest
+        self._held: AbstractContextManager[Any] = RLock() if isinstance(batons, WithinOneThread) else nullcontext()
         self._waits: list[Wait | None] = [None] * size
         self._give_up_s = [math.inf] * size
         self._finished = [False] * size
@@ -232,7 +233,7 @@ class SimWorld(World):
     # What a World offers.
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return self._unmeasured() if self.measured else _HOLDS_THE_BATON
+        return self._unmeasured() if self.measured else self._held
 
     @contextmanager
     def _unmeasured(self) -> Iterator[None]:
@@ -284,7 +285,6 @@ class SimWorld(World):
             self.settle(rank)
         else:
             self._charge_drawn(rank, share, done)
-        self.check()
 
     def _charge_drawn(self, rank: int, share: float, done: float) -> None:
         """A gradient's time is drawn, and its core taken, when the first part of it is complete."""
