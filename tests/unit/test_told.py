@@ -53,6 +53,14 @@ def test_alone_it_takes_the_steps_of_the_plain_loop(loss: Any, batch: int, rows:
     assert found[1][2].updates == found[0][2].updates and found[1][2].staleness == found[0][2].staleness
 
 
+@pytest.mark.parametrize(("strategy", "is_said"), [("hogwild", 1), ("hogwild:exchange=weights", 0), ("leashed", 0)])
+def test_a_run_says_that_it_departs_from_the_paper(
+    strategy: str, is_said: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hocket.fit("svm", strategy=strategy, workers=2, engine="threads", epochs=1, driver="compiled")
+    assert capsys.readouterr().err.count("hogwild:exchange=weights is the method as published") == is_said
+
+
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_the_vector_gets_what_every_batch_changed_once(workers: int) -> None:
     """Each row has a column of its own, so nothing depends on the order in which updates come."""

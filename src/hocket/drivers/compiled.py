@@ -49,6 +49,9 @@ def kernel_for(plan: Plan, task: Task, train: SampleSet) -> Kernel | None:
     return kernel
 
 
+BY_ROWS = "workers tell each other what each row adds; hogwild:exchange=weights is the method as published"
+
+
 class Compiled:
     """A source of steps whose gradients and updates are compiled as a whole."""
 
@@ -110,6 +113,8 @@ class CompiledWorkers(Compiled):
             sharing = session.strategy.compiled_sharing(
                 kernel.dim, workers, sparse=not kernel.touches_all, by_rows=kernel.by_rows
             )
+            if sharing is not None and sharing.by_rows and course.rank.comm.rank == 0:
+                course.rank.tell("note", {"line": BY_ROWS}, b"")
             session.work(optimizer, optim.step_of(optimizer), course.plan.batch, sharing)
             shared = session.worker.shared
             assert isinstance(shared, MappedVector), "compiled workers run in real memory"
