@@ -25,25 +25,26 @@ def losses(values: list[float], samples: float = WINDOW, first_step: int = 1, be
 def history(*losses: Losses) -> Tensor:
     made = History()
     for part in losses:
-        made.add(part)
+        made.add(part.rows())
     return made.sums
 
 
 class TestLosses:
     def test_the_mean_is_weighted_by_samples(self) -> None:
         made = Losses.of([(torch.tensor(2.0), 30, 0.1, 1), (torch.tensor(5.0), 10, 0.2, 2)])
-        total, samples, bad = made.sums().tolist()
-        assert (total / samples, samples, bad) == (2.75, 40, 0)
+        samples, total, _ = made.rows().sum(0).tolist()
+        assert (total / samples, samples, made.bad()) == (2.75, 40, 0)
 
     def test_sums_of_workers_add_up_to_those_of_all(self) -> None:
         one, two = losses([1.0, 2.0], 3), losses([4.0, math.inf, 0.5], 5)
         fields = ("values", "samples", "seconds", "steps")
         both = Losses(*(torch.cat([getattr(x, name) for x in (one, two)]) for name in fields))
-        assert torch.equal(one.sums() + two.sums(), both.sums())
+        torch.testing.assert_close(one.rows().sum(0) + two.rows().sum(0), both.rows().sum(0))
+        assert one.bad() + two.bad() == both.bad() == 1
 
     def test_no_losses_are_no_samples(self) -> None:
         made = Losses.of([])
-        assert made.sums().tolist() == [0, 0, 0]
+        assert made.rows().sum(0).tolist() == [0, 0, 0]
         assert made.diverged_at() is None
         assert time_to_loss(1.0, [history(made)]) == {}
 
@@ -51,7 +52,7 @@ class TestLosses:
     def test_the_first_step_that_is_not_finite_is_named(self, bad: float) -> None:
         made = losses([1.0, 2.0, bad, 3.0, bad], first_step=11)
         assert made.diverged_at() == 13
-        assert made.sums()[2] == 2
+        assert made.bad() == 2
 
     def test_a_step_without_samples_has_no_loss_but_counts(self) -> None:
         """Of an uneven last batch a worker may get nothing."""
@@ -60,7 +61,7 @@ class TestLosses:
 
     def test_large_but_finite_losses_are_not_divergence(self) -> None:
         made = losses([3e38, 1.0])
-        assert made.diverged_at() is None and made.sums()[2] == 0
+        assert made.diverged_at() is None and made.bad() == 0
 
     def test_they_keep_their_times_and_their_precision(self) -> None:
         made = Losses.of([(torch.tensor(0.1), 7, 1e6 + 1e-4, 1)])

@@ -221,18 +221,22 @@ class Course:
             with self.clock.free():
                 self.session.comm.barrier()  # inside the clock: the run lasts as long as its slowest worker
         with self._aside() as now:
-            train_loss, diverged = self.ledger.mean(self.session.group)
-            self.status.loss = train_loss
-            parts = self.session.strategy.part(self.session.worker)
-            replica = self.gradients.replica
-            values = replica.values if final or alike else mean_replica(replica, self.session.group, *parts)
+            part, weight = self.session.strategy.part(self.session.worker)
+            # All that adds up over workers at once: a thousand simulated ones take their turns for each collective
+            sums = torch.tensor([*self.ledger.put_by(), weight], dtype=torch.float64)
+            self.session.group.all_reduce(sums)
+            loss, samples, bad, weights = sums.tolist()
+            self.status.loss = train_loss = self.ledger.mean(loss, samples)
+            group, replica = self.session.group, self.gradients.replica
+            as_it_is = final or alike
+            values = replica.values if as_it_is else mean_replica(replica, group, part, weight, weights / group.size)
             step = self.steps_done()
             score = self.judge.together(values, step, step / self.shards.steps)
             if final:
                 self._tested = self.judge.in_the_end(values)
             if self.rank.comm.rank == 0:
                 self.judge.record(self.shards, step, now, train_loss, score)
-            if diverged:
+            if bad:
                 self.verdict = "diverged"
             elif self.verdict == "finished" and self.plan.goal.reached(score.metric):
                 self.verdict = "reached-target"
@@ -280,6 +284,8 @@ class Course:
             self.tell_events()
 
     def _steps_done(self) -> int:
+        if self.session.strategy.lockstep:
+            return self.session.worker.step
         taken = torch.tensor([self.session.worker.step], dtype=torch.int64)
         self.session.group.all_reduce(taken)
         return -(-int(taken) // self.plan.workers)

@@ -139,14 +139,15 @@ class WholeModel:
     def evaluate(self, samples: SampleSet, index: Tensor) -> Tensor:
         measures = list(self._task.measures.values())
         sums = torch.zeros(1 + len(measures), dtype=torch.float64)
+        if not index.numel():
+            return sums
         self._module.eval()
         with torch.no_grad(), self._cast():
             for chosen in torch.split(index, EVALUATED):
-                if len(chosen):
-                    inputs, targets = samples.take(chosen)
-                    output, targets = self._module(inputs.to(self._device)), targets.to(self._device)
-                    for at, measure in enumerate([self._task.loss, *measures]):
-                        sums[at] += float(measure(output, targets)) * len(chosen)
+                inputs, targets = samples.take(chosen)
+                output, targets = self._module(inputs.to(self._device)), targets.to(self._device)
+                for at, measure in enumerate([self._task.loss, *measures]):
+                    sums[at] += float(measure(output, targets)) * len(chosen)
         self._module.train()
         return sums
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from hocket.drivers.report import tell_tensors
 from hocket.layouts.portion import Portion
 from hocket.tasks import SampleSet, Task
 
+ALIKE = 1e-12
+"""How far weights are apart at most that are one but for rounding."""
 SHARE = 1024
 """Samples that are not worth sharing out: a forward pass has costs of its own."""
 
@@ -69,22 +72,28 @@ class Judge:
     def _share(self, samples: int) -> Tensor:
         """Which of the first samples this worker looks at; of few, the first workers look at all."""
         size = max(SHARE, -(-samples // self._workers.size))
-        return torch.arange(samples)[self._workers.rank * size : (self._workers.rank + 1) * size]
+        first = min(self._workers.rank * size, samples)
+        return torch.arange(first, min(first + size, samples))
 
     def together(self, values: Tensor, step: int, epoch: float) -> Score:
         """How good a replica with these values is, the run's after so many steps; each worker takes a share of the
         samples."""
-        with self._gradients.replica.holding(values):
+        with self._holding(values, self._judged):
             score = self._together(self._judged)
             if self._workers.rank == 0:
                 self._keep_best(score, step, epoch)
         return score
 
+    def _holding(self, values: Tensor, *seen: SampleSet) -> AbstractContextManager[None]:
+        """Inside, the replica has these values, where this worker looks at it."""
+        looks = self._workers.rank == 0 or any(self._share(len(samples)).numel() for samples in seen)
+        return self._gradients.replica.holding(values) if looks else nullcontext()
+
     def in_the_end(self, values: Tensor) -> dict[str, float | None]:
         """By name what is found on the test samples, where others were judged until now, and on those that were trained
         on, where that is wanted; all workers call it together."""
         found: dict[str, float | None] = {}
-        with self._gradients.replica.holding(values):
+        with self._holding(values, self._test, self._train):
             if self._judged is not self._test:
                 found |= self._together(self._test).named("test")
             if self._on_train:
@@ -96,9 +105,10 @@ class Judge:
         self._workers.all_reduce(sums)
         more = self._gradients.evaluate_whole(samples) if self._workers.rank == 0 else {}
         score = self._score(sums / len(samples), more)
+        if self._task.evaluate is None:
+            return score
         metric = torch.tensor([score.metric], dtype=torch.float64)
-        if self._task.evaluate is not None:  # which worker 0 calls alone
-            self._workers.broadcast(metric)
+        self._workers.broadcast(metric)  # worker 0 called it alone
         return Score(score.loss, float(metric), score.metrics)
 
     def alone(self, x: Tensor, step: int, epoch: float) -> Score:
@@ -175,16 +185,14 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def mean_replica(replica: Replica, workers: Comm, x: Tensor, weight: float) -> Tensor:
+def mean_replica(replica: Replica, workers: Comm, x: Tensor, weight: float, mean_weight: float) -> Tensor:
     """The mean of the replicas, each with these parameters and this weight; all workers call it together."""
     if workers.size == 1 and x.data_ptr() == replica.x.data_ptr():
         return replica.values
     mean = replica.values.clone()
     mean[: x.numel()] = x
-    weights = torch.zeros(workers.size, dtype=torch.float64)
-    workers.all_gather(weights, torch.tensor([weight], dtype=torch.float64))
-    if weights.min() < weights.max():
-        mean *= weight / float(weights.mean())
+    if not math.isclose(weight, mean_weight, rel_tol=ALIKE):
+        mean *= weight / mean_weight
     if workers.size > 1:
         workers.all_reduce(mean, "mean")
     return mean

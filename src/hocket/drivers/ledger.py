@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hocket.core.comm import Comm
 from hocket.measure.losses import History, Loss, Losses
 
 
@@ -15,7 +14,8 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: list[tuple[Loss, int, float, int]] = []
         """Loss, samples, time and number of each step since the last look."""
-        self._carried = Losses.of([])
+        self._carried: Losses | None = None
+        """Losses that come before these."""
         self.initial_loss = math.nan
         self.history = History()
         self.diverged_at: int | None = None
@@ -29,37 +29,44 @@ class Ledger:
         self._entries.append((loss, samples, now_s, step))
 
     def add_all(self, losses: Losses) -> None:
-        self._carried = self._carried.then(losses)
+        self._carried = losses if self._carried is None else self._carried.then(losses)
 
-    def _take(self) -> Losses:
+    def _all_so_far(self) -> Losses:
         entries, self._entries = self._entries, []
-        taken, self._carried = self._carried.then(Losses.of(entries)), Losses.of([])
-        self.history.add(taken)
-        if self.diverged_at is None:
-            self.diverged_at = taken.diverged_at()
-        return taken
+        newest = Losses.of(entries)
+        return newest if self._carried is None else self._carried.then(newest)
 
-    def mean(self, workers: Comm) -> tuple[float, bool]:
-        """The mean loss since the last look, over all workers, and whether any loss was not finite."""
-        sums = self._take().sums()
-        sums[2] += self._blown_up
-        workers.all_reduce(sums)
-        if sums[1]:
-            self.train_loss = float(sums[0] / sums[1])
-        return self.train_loss, bool(sums[2])
+    def put_by(self) -> list[float]:
+        """Put the losses since the last look by. Returns the sum of the samples' losses, the number of samples, and how
+        many losses were not finite until now: what adds up over workers."""
+        sums = self._put_by()
+        return [*sums[:2], sums[2] + self._blown_up]
+
+    def _put_by(self) -> list[float]:
+        taken, self._carried = self._all_so_far(), None
+        rows = taken.rows()
+        self.history.add(rows)
+        samples, loss, _ = rows.sum(0).tolist()
+        bad = 0 if math.isfinite(loss) else taken.bad()
+        if bad and self.diverged_at is None:
+            self.diverged_at = taken.diverged_at()
+        return [loss, samples, bad]
+
+    def mean(self, loss: float, samples: float) -> float:
+        """The mean loss since the last look, over all workers, of whom this is what `put_by` gave; if it gave any."""
+        if samples:
+            self.train_loss = loss / samples
+        return self.train_loss
 
     def close(self, stretch: int) -> float:
         """Put the losses of a stretch by; returns this worker's mean."""
-        sums = self._take().sums().tolist()
+        sums = self._put_by()
         self.by_stretch[stretch] = sums
         self._blown_up += sums[2]
-        if sums[1]:
-            self.train_loss = sums[0] / sums[1]
-        return self.train_loss
+        return self.mean(*sums[:2])
 
     def state(self) -> dict[str, Any]:
-        entries, self._entries = self._entries, []
-        self._carried = self._carried.then(Losses.of(entries))
+        self._carried = self._all_so_far()
         return {
             "losses": self._carried.columns(),
             "history": self.history.sums,

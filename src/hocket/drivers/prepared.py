@@ -225,7 +225,10 @@ class Prepared:
         worker, strategy = self.session.worker, self.session.strategy
         found = strategy.consensus(worker)
         if found is None:
-            found = mean_replica(self.replica, self.session.group, *strategy.part(worker))
+            part, weight = strategy.part(worker)
+            mean_weight = torch.tensor(weight, dtype=torch.float64)
+            self.session.group.all_reduce(mean_weight, "mean")
+            found = mean_replica(self.replica, self.session.group, part, weight, float(mean_weight))
         if not strategy.lockstep:
             self.portion.make_alike(found, counted=False)
         return found

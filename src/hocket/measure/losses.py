@@ -52,10 +52,14 @@ class Losses:
         pairs = zip(self.columns(), later.columns(), strict=True)
         return Losses(*(torch.cat([a.double(), b.double()]) for a, b in pairs))
 
-    def sums(self) -> Tensor:
-        """Sum of the samples' losses, number of samples, number of losses that are not finite: add up over workers."""
-        bad = (~torch.isfinite(self.values)).sum().double()
-        return torch.stack([self.values @ self.samples, self.samples.sum(), bad])
+    def rows(self) -> Tensor:
+        """A row an entry: samples, and the sums over them of their losses and times."""
+        n = self.samples
+        return torch.stack([n, self.values * n, self.seconds * n], 1)
+
+    def bad(self) -> int:
+        """How many are not finite."""
+        return int((~torch.isfinite(self.values)).sum())
 
     def diverged_at(self) -> int | None:
         """The first step whose loss is not finite."""
@@ -68,11 +72,10 @@ class History:
 
     def __init__(self) -> None:
         self.sums = torch.zeros(0, 3, dtype=torch.float64)
-        """A row an entry: samples, and the sums over them of their losses and times."""
+        """A row an entry, as `Losses.rows` has them."""
 
-    def add(self, losses: Losses) -> None:
-        n = losses.samples
-        self.sums = torch.cat([self.sums, torch.stack([n, losses.values * n, losses.seconds * n], 1)])
+    def add(self, rows: Tensor) -> None:
+        self.sums = torch.cat([self.sums, rows])
         while len(self.sums) > ENTRIES:
             pairs = len(self.sums) // 2 * 2
             self.sums = torch.cat([self.sums[:pairs:2] + self.sums[1:pairs:2], self.sums[pairs:]])
