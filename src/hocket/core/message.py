@@ -123,8 +123,11 @@ class Message:
         for dtype, shape in shapes:
             at += -at % _ALIGN
             count = math.prod(shape)
-            flat = torch.frombuffer(block, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
-            tensors.append(flat if len(shape) == 1 else flat.view(shape))
+            if count:
+                flat = torch.frombuffer(block, dtype=dtype, count=count, offset=at)
+                tensors.append(flat if len(shape) == 1 else flat.view(shape))
+            else:
+                tensors.append(torch.empty(shape, dtype=dtype))
             at += count * dtype.itemsize
         return cls(kind.decode(), tuple(ints), tuple(tensors), *_TIME.unpack_from(raw, at))
 
