@@ -140,7 +140,7 @@ def test_who_waits_in_vain_is_told_for_whom() -> None:
 
 
 def test_more_ranks_than_rings_are_for_speak_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nbytes(MOST_RANKS) < 32 << 20 and ring_bytes(MOST_RANKS) >= 4096
+    assert nbytes(MOST_RANKS) < 136 << 20 and ring_bytes(MOST_RANKS) >= 4096
     monkeypatch.setattr(post, "MOST_RANKS", 2)
     monkeypatch.setattr(post, "Post", None)  # nobody makes one
 
