@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, product
 
 import pytest
@@ -19,8 +21,9 @@ from hocket.core.message import Message
 from hocket.engines import one_host, post
 from hocket.engines.commons import Patience
 from hocket.engines.one_host import OneHost
-from hocket.engines.post import MOST_RANKS, nbytes, ring_bytes
+from hocket.engines.post import MOST_RANKS, Post, nbytes, ring_bytes
 from hocket.kernels.memory import rings as kernels
+from hocket.kernels.memory.block import Block
 from hocket.kernels.memory.tally import Tally
 
 RING = ring_bytes(3) // 4
@@ -62,6 +65,38 @@ def test_messages_arrive_whole_and_in_the_order_of_their_tag(
             comm.recv(ANY, 0, timeout=0)
 
     on_threads(main, 3)
+
+
+@contextmanager
+def posts_of(size: int) -> Iterator[list[Post]]:
+    """Of ranks that are all here, so that what each does is known."""
+    block, patience = Block.anonymous(nbytes(size)), Patience(20.0, crowded=False)
+    post.lay_out(block, size, patience)
+    pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(size)]
+    ends = [[os.dup(pipes[r][0 if r == me else 1]) for r in range(size)] for me in range(size)]
+    yield [Post(block, ends[me], size, me, patience) for me in range(size)]
+    for descriptor in chain(*pipes):
+        os.close(descriptor)
+
+
+def test_messages_that_come_one_by_one_lie_in_one_place_of_the_ring() -> None:
+    with posts_of(2) as (one, other):
+        for number in range(5):
+            one.isend(1, letter(0, 0, number, 1000))
+            assert other.recv(0)[1].ints[2] == number
+            other.isend(0, letter(1, 0, number, 1000))
+            assert one.recv(1)[1].ints[2] == number
+        assert not one._rings[:, 4200:].any()
+
+
+def test_who_wants_one_message_takes_one_and_the_next_from_another() -> None:
+    with posts_of(3) as (*writers, reader):
+        for number, writer in product(range(3), writers):
+            writer.isend(2, letter(writer._rank, 0, number, 7))
+        assert [reader.recv()[1].ints for _ in range(2)] == [(0, 0, 0), (1, 0, 0)]
+        assert kernels.next_source(reader._control, 2, 0) == 0 and kernels.next_source(reader._control, 2, 1) == 1
+        assert [reader.recv()[1].ints for _ in range(4)] == [(0, 0, 1), (1, 0, 1), (0, 0, 2), (1, 0, 2)]
+        assert kernels.next_source(reader._control, 2, 0) == -1
 
 
 @pytest.mark.parametrize("crowded", [False, True])
@@ -140,7 +175,8 @@ def test_who_waits_in_vain_is_told_for_whom() -> None:
 
 
 def test_more_ranks_than_rings_are_for_speak_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nbytes(MOST_RANKS) < 32 << 20 and ring_bytes(MOST_RANKS) >= 4096
+    assert nbytes(MOST_RANKS) < 136 << 20 and ring_bytes(MOST_RANKS) >= 4096
+    assert ring_bytes(16) > 500_000, "a perceptron's gradient in one piece, however many push"
     monkeypatch.setattr(post, "MOST_RANKS", 2)
     monkeypatch.setattr(post, "Post", None)  # nobody makes one
 

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from hocket.core import staleness
 from hocket.core.clock import RealClock
 from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Message
 from hocket.core.serving import Frame, Server
+from hocket.kernels.memory import tempering
 from hocket.strategies import strategy
 from hocket.strategies.pace import Pace
+from hocket.strategies.views import Views
 
 
 class Script:
@@ -33,6 +36,22 @@ class Script:
 class Done:
     def wait(self) -> None:
         pass
+
+
+@pytest.mark.parametrize("looked_ahead", [staleness.looked_ahead, tempering.looked_ahead])
+@pytest.mark.parametrize("pipeline", [0, 1])
+def test_each_worker_has_views_of_its_own(looked_ahead: staleness.LookedAhead, pipeline: int) -> None:
+    """What one is given changes neither what others read, nor what it was given before."""
+    x = torch.zeros(3)
+    views = Views(0.5, x, 2, pipeline, looked_ahead)
+    x += 1
+    first = views.given(0, x)
+    assert first.tolist() == [1.5] * 3, "half as far again as since the start"
+    x += 1
+    second = views.given(0, x)
+    assert second.tolist() == [2.5] * 3 and views.given(1, x).tolist() == [3.0] * 3
+    assert first.tolist() == [1.5] * 3
+    assert views.pushed(0).tolist() == (first if pipeline else second).tolist()
 
 
 def test_a_step_waits_for_all_after_a_pause() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hocket.core.staleness import Handling, Staleness, by_gap
+from hocket.core.staleness import Handling, Staleness, by_gap, looked_ahead
 from hocket.kernels.memory import tempering
 
 G = torch.tensor([1.0, -2.0, 0.5])
@@ -102,3 +102,14 @@ def test_one_pass_over_memory_gives_the_same_bits_as_five(step: float) -> None:
     assert torch.equal(one.view(torch.int32), five.view(torch.int32))
     for a, b in zip((g, now, read), before, strict=True):
         assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize("ahead", [0.5, 0.9, 1 - 1.6 / 17])
+def test_looking_ahead_in_one_pass_gives_the_same_bits_as_in_two(ahead: float) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for length in (0, 1, 7, 31, 1003):
+        now, before = torch.randn(2, length, generator=rng) * torch.randn(2, length, generator=rng).exp()
+        kept, own, other = now.clone(), before.clone(), before.clone()
+        one, two = tempering.looked_ahead(now, own, ahead), looked_ahead(now, other, ahead)
+        assert torch.equal(one, two) and torch.equal(now, kept)
+        assert torch.equal(own, now) and torch.equal(other, now), "the next way begins here"

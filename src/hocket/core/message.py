@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ _CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _TIME = struct.Struct("<d")
 _ALIGN = 16  # tensors start at multiples of this, so that they can be read in place
 _LONG = 4096  # bytes of a tensor that are not worth copying to have fewer pieces
+_OF_NUMPY = frozenset(_DTYPES) - {torch.bfloat16}
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -64,12 +65,9 @@ class Message:
     @cached_property
     def header(self) -> bytes:
         """Everything but the tensors' contents: lengths, kind, integers, dtypes and shapes."""
-        kind = self.kind.encode()
-        parts = [struct.pack("<BBB", len(kind), len(self.ints), len(self.tensors)), kind]
-        parts.append(struct.pack(f"<{len(self.ints)}q", *self.ints))
-        for t in self.tensors:
-            parts.append(struct.pack(f"<BB{t.dim()}q", _CODE[t.dtype], t.dim(), *t.shape))
-        return b"".join(parts)
+        kind, ints, tensors = self.kind.encode(), self.ints, self.tensors
+        first = struct.pack(f"<BBB{len(kind)}s{len(ints)}q", len(kind), len(ints), len(tensors), kind, *ints)
+        return first + b"".join([_kind_of_tensor(t.dtype, t.shape) for t in tensors])
 
     @cached_property
     def nbytes(self) -> int:
@@ -77,7 +75,7 @@ class Message:
         # As long as the header, which a message that stays in this process does not need
         size = 3 + len(self.kind.encode()) + 8 * len(self.ints) + sum([2 + 8 * t.dim() for t in self.tensors])
         for t in self.tensors:
-            size = _aligned(size) + t.nbytes
+            size += -size % _ALIGN + t.nbytes
         return size
 
     def to(self, device: torch.device) -> Message:
@@ -93,14 +91,15 @@ class Message:
         found: list[np.ndarray] = []
         short, at = bytearray(self.header), len(self.header)
         for t in self.tensors:
-            raw = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if t.numel() else _NOTHING
-            short += bytes(_aligned(at) - at)
-            at = _aligned(at) + len(raw)
+            raw = _bytes(t)
+            short += bytes(-at % _ALIGN)
+            at += -at % _ALIGN + len(raw)
             if len(raw) < _LONG:
                 short += raw.data
             else:
                 found += np.frombuffer(short, np.uint8), raw
                 short = bytearray()
+        self.nbytes = at
         short += _TIME.pack(self.posted_s)
         return [*found, np.frombuffer(short, np.uint8)]
 
@@ -112,25 +111,38 @@ class Message:
     def unpack(cls, block: np.ndarray) -> Message:
         """The message in a block made by `pack`. Its tensors share the block's memory."""
         raw = block.data
-        kind_len, n_ints, n_tensors = struct.unpack_from("<BBB", raw)
-        at = 3 + kind_len
-        kind = bytes(raw[3:at]).decode()
-        ints = struct.unpack_from(f"<{n_ints}q", raw, at)
-        at += 8 * n_ints
+        kind_len, n_ints, n_tensors = raw[:3]
+        kind, *ints = struct.unpack_from(f"<{kind_len}s{n_ints}q", raw, 3)
+        at = 3 + kind_len + 8 * n_ints
         shapes = []
         for _ in range(n_tensors):
-            code, dim = struct.unpack_from("<BB", raw, at)
-            shapes.append((_DTYPES[code], struct.unpack_from(f"<{dim}q", raw, at + 2)))
+            dim = raw[at + 1]
+            shapes.append((_DTYPES[raw[at]], struct.unpack_from(f"<{dim}q", raw, at + 2)))
             at += 2 + 8 * dim
-        whole = torch.from_numpy(block)
         tensors = []
         for dtype, shape in shapes:
-            at = _aligned(at)
-            size = torch.Size(shape).numel() * dtype.itemsize
-            tensors.append(whole[at : at + size].view(dtype).view(shape))
-            at += size
-        return cls(kind, ints, tuple(tensors), *_TIME.unpack_from(raw, at))
+            at += -at % _ALIGN
+            count = math.prod(shape)
+            if count:
+                flat = torch.frombuffer(block, dtype=dtype, count=count, offset=at)
+                tensors.append(flat if len(shape) == 1 else flat.view(shape))
+            else:
+                tensors.append(torch.empty(shape, dtype=dtype))
+            at += count * dtype.itemsize
+        return cls(kind.decode(), tuple(ints), tuple(tensors), *_TIME.unpack_from(raw, at))
 
 
-def _aligned(at: int) -> int:
-    return -(-at // _ALIGN) * _ALIGN
+@lru_cache(maxsize=64)  # most messages are like others
+def _kind_of_tensor(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return struct.pack(f"<BB{len(shape)}q", _CODE[dtype], len(shape), *shape)
+
+
+def _bytes(t: Tensor) -> np.ndarray:
+    """A tensor's bytes as they lie in memory, where they lie there in one piece."""
+    if not t.numel():
+        return _NOTHING
+    if t.requires_grad or not t.is_cpu or not t.is_contiguous():
+        t = t.detach().cpu().contiguous()
+    if t.dim() == 1 and t.dtype in _OF_NUMPY:  # as almost all are: in two calls
+        return t.numpy().view(np.uint8)
+    return t.view(-1).view(torch.uint8).numpy()

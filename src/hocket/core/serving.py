@@ -14,7 +14,7 @@ from hocket.core.clock import Clock
 from hocket.core.comm import Comm
 from hocket.core.hyperparameters import Hyperparameters
 from hocket.core.message import Message, Seal, as_it_is
-from hocket.core.staleness import ByGap, by_gap
+from hocket.core.staleness import ByGap, LookedAhead, by_gap, looked_ahead
 from hocket.core.state import Kept, State
 
 T = TypeVar("T")
@@ -49,10 +49,12 @@ class Server:
         kept: Kept | None = None,
         seal: Seal = as_it_is,
         by_gap: ByGap = by_gap,
+        looked_ahead: LookedAhead = looked_ahead,
     ) -> None:
         self.comm, self.clock, self.workers, self.x = comm, clock, workers, x
-        self.by_gap = by_gap
-        """How vectors are tempered by their gap, in the way that is fastest here; the result holds until the next."""
+        self.by_gap, self.looked_ahead = by_gap, looked_ahead
+        """How vectors are tempered by their gap, and how far they will go, in the way that is fastest here; what is
+        tempered holds until the next."""
         self.seal = seal
         """A vector as the worker that it is sent to will find it; see `Worker.seal`."""
         self.active = set(range(workers))

@@ -97,6 +97,16 @@ def by_gap(g: Tensor, now: Tensor, read: Tensor, step: Any) -> Tensor:
 ByGap = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
+def looked_ahead(now: Tensor, before: Tensor, ahead: float) -> Tensor:
+    """Where parameters will be once they have moved on by `ahead` of their way since `before`, which becomes `now`."""
+    view = before.lerp(now, 1 + ahead)
+    before.copy_(now)
+    return view
+
+
+LookedAhead = Callable[[Tensor, Tensor, float], Tensor]
+
+
 class Staleness(State):
     """Counts the staleness of updates, and tempers stale gradients, as one observer sees them.
 

@@ -24,7 +24,7 @@ from hocket.core.replica import Gradient, Replica
 from hocket.core.seeds import generators, restore_generators
 from hocket.core.serving import Frame, Server, parts
 from hocket.core.sharing import Sharing
-from hocket.core.staleness import ByGap, by_gap
+from hocket.core.staleness import ByGap, LookedAhead, by_gap, looked_ahead
 from hocket.core.state import Kept, moved, refill
 from hocket.core.worker import Strategy, Worker
 from hocket.drivers.checkpoint import Checkpoint, pack_state, unpack_state
@@ -236,7 +236,7 @@ class Session:
         frame = Frame(show, save, load)
         world, seal = self._compressed(self.world)
         server = Server(
-            world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept, seal, _fastest_by_gap(x, g)
+            world, clock, self.workers, x, g, optimizer, count, log, frame, self._kept, seal, *_fastest(x, g)
         )
         self.strategy.server(server)
         return server
@@ -386,12 +386,13 @@ class Session:
         self.rank.clock.restore(state["clock"])
 
 
-def _fastest_by_gap(x: Tensor, g: Tensor) -> ByGap:
-    """Compiled where that can be, and where Numba is loaded anyway: both give the same bits. It then puts them where
-    the optimizer looks for them."""
+def _fastest(x: Tensor, g: Tensor) -> tuple[ByGap, LookedAhead]:
+    """Compiled where that can be, and where Numba is loaded anyway: both give the same bits. What is tempered is then
+    put where the optimizer looks for it."""
     if "numba" not in sys.modules or x.dtype != torch.float32 or x.device.type != "cpu":
-        return by_gap
-    from hocket.kernels.memory.tempering import by_gap as compiled
+        return by_gap, looked_ahead
+    from hocket.kernels.memory import tempering
 
-    compiled(g[:0], x[:0], x[:0], 1.0, g[:0])  # before the clock starts
-    return partial(compiled, out=g)
+    tempering.by_gap(g[:0], x[:0], x[:0], 1.0, g[:0])  # before the clock starts
+    tempering.looked_ahead(x[:0], x[:0], 1.0)
+    return partial(tempering.by_gap, out=g), tempering.looked_ahead

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from hocket.kernels.memory.block import Block
 
 MOST_RANKS = 64
 """Among more, the rings would be too short: their number grows as the square."""
-_RINGS_BYTES, _LONGEST_RING, _PAGE = 24 << 20, 1 << 20, 4096
+_RINGS_BYTES, _LONGEST_RING, _PAGE = 128 << 20, 1 << 20, 4096
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _SPIN_S, _CROWDED_S = 2e-3, 2e-5
 """How long a rank that waits keeps its core busy before it sleeps, and where others want that core."""
@@ -100,9 +100,8 @@ def _close(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def _frame(length: int = 0, tag: int = 0) -> Bytes:
-    """What comes before a message."""
-    return np.array([length, tag], np.int64).view(np.uint8)
+_FRAME = struct.Struct("<qq")
+"""What comes before a message: its length and its tag."""
 
 
 class _Outbox:
@@ -155,14 +154,12 @@ class _Outbox:
         _close(self._bells.tolist())
 
 
-@dataclass(slots=True)
 class _Arriving:
     """The part of a stream that is being read: a frame, or the message that it announced."""
 
-    target: Bytes
-    done: int = 0
-    tag: int | None = None
-    """None while it is a frame."""
+    def __init__(self) -> None:
+        self.frame: Bytes = np.empty(_FRAME.size, np.uint8)
+        self.target, self.done, self.tag = self.frame, 0, 0
 
 
 class Post:
@@ -177,17 +174,21 @@ class Post:
         self._first_ns = _CROWDED_FIRST_NS if patience.crowded else FIRST_NS
         self._bells: Words = np.array(pipes, np.int64)
         self._outbox = _Outbox(self._control, self._rings, self._bells, rank, size)
-        self._arriving = [_Arriving(_frame()) for _ in range(size)]
+        self._arriving = [_Arriving() for _ in range(size)]
+        self._turn = 0
+        """Whose messages are looked for first: so all are taken from in turn."""
         self._come: list[tuple[int, int, Message]] = []
         """Source, tag and message, in the order in which they were complete."""
         weakref.finalize(self, self._outbox.close, patience.deadline_s)
 
     def isend(self, to: int, msg: Message, tag: int = 0) -> Request:
         pieces = msg.pieces()
-        has_left = self._outbox.add(to, [_frame(sum(map(len, pieces)), tag), *pieces])
+        frame = np.array([sum(map(len, pieces)), tag], np.int64).view(np.uint8)
+        has_left = self._outbox.add(to, [frame, *pieces])
 
         def finish() -> None:
-            self._await(lambda: has_left() or None, f"send(to={to})", f"rank {to}", None)
+            if self._await(lambda: has_left() or None) is None:
+                raise DeadlineExceeded(self._rank, f"send(to={to})", f"rank {to}", self._patience.deadline_s)
 
         return Deferred(finish)
 
@@ -199,28 +200,31 @@ class Post:
                     return origin, msg
             return None
 
+        received = self._await(found, timeout, idle=source == ANY)
+        if received is not None:
+            return received
         name = receiving(source, tag)
-        received = self._await(found, name, sender(source), timeout, idle=source == ANY)
-        if received is None:
-            raise NothingCame(self._rank, timeout, name)
-        return received
+        if timeout is None:
+            raise DeadlineExceeded(self._rank, name, sender(source), self._patience.deadline_s)
+        raise NothingCame(self._rank, timeout, name)
 
-    def _await(
-        self, found: Callable[[], T | None], operation: str, peers: str, timeout: float | None, *, idle: bool = False
-    ) -> T | None:
-        """Let messages come and go until `found` answers; None at the end of a `timeout`."""
+    def _await(self, found: Callable[[], T | None], timeout: float | None = None, *, idle: bool = False) -> T | None:
+        """Let messages come and go until `found` answers; None at the end of a `timeout`, or else at the deadline.
+
+        No more is taken than that needs: what waits in a ring is in nobody's cache for nothing.
+        """
         began, limit_s = time.monotonic(), self._patience.deadline_s if timeout is None else timeout
         help_along, slice_ns = self._patience.help_along, self._first_ns
         while True:
             before = kernels.heard(self._control, self._rank)
-            self.move()
-            if (answer := found()) is not None:
+            self._outbox.push()
+            while (answer := found()) is None and self._take():
+                pass
+            if answer is not None:
                 return answer
             left_s = limit_s - (time.monotonic() - began)
-            if left_s <= 0 and timeout is not None:
-                return None
             if left_s <= 0:
-                raise DeadlineExceeded(self._rank, operation, peers, limit_s)
+                return None
             longest_ns = round(left_s * 1e9)
             if help_along is not None:
                 longest_ns = min(longest_ns, slice_ns)
@@ -230,23 +234,30 @@ class Post:
 
     def move(self) -> bool:
         """Take what has come, and write what there is room for. True while something of ours has not left."""
-        source = kernels.next_source(self._control, self._rank, 0)
-        while source >= 0:
-            self._take_from(source)
-            source = kernels.next_source(self._control, self._rank, source + 1)
+        while self._take():
+            pass
         return self._outbox.push()
 
-    def _take_from(self, source: int) -> None:
-        while True:
-            part = self._arriving[source]
-            part.done = kernels.take(
-                self._control, self._rings, self._bells, self._rank, source, part.target, part.done
-            )
-            if part.done < len(part.target):
-                return
-            if part.tag is None:
-                length, tag = part.target.view(np.int64).tolist()
-                self._arriving[source] = _Arriving(np.empty(length, np.uint8), 0, tag)
+    def _take(self) -> bool:
+        """Take a message, or what has come of it, from the next rank of which there is something."""
+        source = kernels.next_source(self._control, self._rank, self._turn)
+        if source < 0:
+            return False
+        self._turn, part = source + 1, self._arriving[source]
+        while self._has_come(source, part):
+            if part.target is part.frame:
+                length, part.tag = _FRAME.unpack(part.frame)
+                part.target = np.empty(length, np.uint8)
             else:
                 self._come.append((source, part.tag, Message.unpack(part.target)))
-                self._arriving[source] = _Arriving(_frame())
+                part.target = part.frame
+                break
+        return True
+
+    def _has_come(self, source: int, part: _Arriving) -> bool:
+        """Whether all of a part has; it then begins anew."""
+        part.done = kernels.take(self._control, self._rings, self._bells, self._rank, source, part.target, part.done)
+        if part.done < len(part.target):
+            return False
+        part.done = 0
+        return True

@@ -182,7 +182,7 @@ class ParameterServer(Strategy):
     def server(self, s: Server) -> None:
         staleness = s.keep("handling", Staleness(self.handling(), s.workers, s.x, s.staleness, s.by_gap))
         pace = s.keep("pace", Pace(s, *self.slacks()))
-        views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers, self.pipeline))
+        views = s.keep("views", Views(self.ahead(s.workers), s.x, s.workers, self.pipeline, s.looked_ahead))
         looks_back = staleness.needs_the_read() or self.ahead(s.workers) > 0
         pushed: dict[int, Message] = s.keep("pushed", {})  # sync: the gradients of this step
         waiting: set[int] = s.keep("waiting", set())  # workers that want the parameters

@@ -5,6 +5,9 @@ so that neither ever waits for the other inside a call. Who has to wait, for byt
 all others ring that after they have changed something it may wait for. No ring is missed: who goes to sleep says so
 before it looks at its bell for the last time, and who rings looks for sleepers after it has rung. In the same way a
 writer that finds no room says so before it looks again, and the reader looks for that after it has made room.
+
+What is written into an empty ring begins at its front: so messages that are shorter lie in one piece, and always in the
+same cache lines.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ RANK_AREA = LINE
 # Words of one rank, from its first one
 BELL, ASLEEP, SCRATCH = 0, 1, 2
 # Words of a ring, from its first one: of who writes, and in another line of who reads
-WRITTEN, FULL, TAKEN = 0, 1, LINE
+WRITTEN, FULL, FRONT, TAKEN = 0, 1, 2, LINE  # FRONT: the count at the ring's front
 RING_WORDS = 2 * LINE
 
 # How a wait ended
@@ -87,9 +90,12 @@ def put(words: Words, rings: Bytes, bells: Bells, me: int, to: int, data: Bytes,
     number = _ring_of(words[SIZE], me, to)
     at = _counts(words, number)
     while done < len(data):
-        free = rings.shape[1] - (words[at + WRITTEN] - load(words, at + TAKEN))
+        waiting = words[at + WRITTEN] - load(words, at + TAKEN)
+        if waiting == 0:  # the reader looks at the front only after it has seen that something was written
+            store(words, at + FRONT, words[at + WRITTEN])
+        free = rings.shape[1] - waiting
         if free > 0:
-            done += _move(words, at + WRITTEN, rings[number], free, data, done, True)
+            done += _move(words, at, WRITTEN, rings[number], free, data, done)
             if not words[CROWDED]:
                 ring_bell(words, bells, me, to)
         elif not compare_and_swap(words, at + FULL, 0, 1):  # once that is said, look again
@@ -106,7 +112,7 @@ def take(words: Words, rings: Bytes, bells: Bells, me: int, source: int, out: By
         come = load(words, at + WRITTEN) - words[at + TAKEN]
         if come == 0:
             break
-        done += _move(words, at + TAKEN, rings[number], come, out, done, False)
+        done += _move(words, at, TAKEN, rings[number], come, out, done)
         if load(words, at + FULL):
             store(words, at + FULL, 0)
             ring_bell(words, bells, me, source)
@@ -114,24 +120,25 @@ def take(words: Words, rings: Bytes, bells: Bells, me: int, source: int, out: By
 
 
 @kernel
-def _move(words: Words, count: int, stream: Bytes, most: int, data: Bytes, done: int, writes: bool) -> int:
+def _move(words: Words, at: int, count: int, stream: Bytes, most: int, data: Bytes, done: int) -> int:
     """Move the next piece of `data` into or out of a ring, `most` bytes of it; returns how long it is."""
-    begin = words[count] % len(stream)
+    begin = (words[at + count] - load(words, at + FRONT)) % len(stream)
     length = min(len(data) - done, most, len(stream) - begin, _PIECE)
     here, there = data[done : done + length], stream[begin : begin + length]
-    if writes:
+    if count == WRITTEN:
         copy(here, there)
     else:
         copy(there, here)
-    fetch_add(words, count, length)  # before the caller looks who waits for it
+    fetch_add(words, at + count, length)  # before the caller looks who waits for it
     return length
 
 
 @kernel
 def next_source(words: Words, me: int, first: int) -> int:
-    """The first rank from this one on of which there is something to take; -1 is none."""
+    """The first rank from this one on, in a circle, of which there is something to take; -1 is none."""
     size = words[SIZE]
-    for source in range(first, size):
+    for i in range(size):
+        source = (first + i) % size
         if source != me:
             at = _counts(words, _ring_of(size, source, me))
             if load(words, at + WRITTEN) != words[at + TAKEN]:
