@@ -114,9 +114,55 @@ def test_a_change_in_the_middle_of_a_run_is_noticed() -> None:
     for _ in range(10):
         recorded(torch.ones(2))
     factor = 2.0
-    with pytest.raises(UserError, match="something else than it did before; use batched=off"):
+    with pytest.raises(UserError, match="something else than it did a few steps ago; use batched=off"):
         for _ in range(CHECKED_EVERY):
             recorded(torch.ones(2))
+
+
+def test_what_changed_by_being_looked_at_is_recorded_anew() -> None:
+    factor, written = 1.0, torch.zeros(2)
+
+    def call(x: Tensor) -> Tensor:
+        written.copy_(x + torch.rand(2))
+        return x * factor
+
+    recorded = Recorded(counted := Counted(call), written)
+    for _ in range(3):
+        recorded(torch.ones(2))
+    before, generator = written.clone(), torch.get_rng_state()
+    for value in (1.0, 2.0):
+        factor = value
+        recorded.confirm()
+        assert torch.equal(written, before)
+        assert torch.equal(torch.get_rng_state(), generator)
+    calls = counted.calls
+    for _ in range(CHECKED_EVERY - 1):
+        assert recorded(torch.ones(2)).tolist() == [2, 2]
+    assert counted.calls == calls + 2  # recorded anew, and compared
+
+
+class Eager(nn.Module):
+    """A loss that counts how often it was asked in evaluation, and grows with that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.looks += not torch.is_grad_enabled()
+        return nn.functional.cross_entropy(output, target) * (1 + 0.01 * self.looks)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=3"])
+def test_a_loss_that_remembers_evaluations_trains_as_one_by_one(strategy: str) -> None:
+    data = points(120)
+    found = []
+    for batched in ("on", "off"):
+        task = hocket.Task(model=MODELS["mlp"][0], data=(data, data), loss=Eager(), batch=BATCH, epochs=20)
+        run = hocket.fit(task, strategy=strategy, engine="sim", workers=10, sim={"batched": batched}, progress=False)
+        found.append(run.state)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_who_is_called_with_the_model_may_change_it() -> None:

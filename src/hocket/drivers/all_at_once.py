@@ -284,6 +284,7 @@ class AllAtOnce:
             if final:
                 self._tested = self._judge.in_the_end(values)
             self._judge.record(self._shards, step, self._rank.clock.now(), train_loss, score)
+            self._rows.confirm()
             if diverged:
                 self._verdict = "diverged"
             elif self._verdict == "finished" and self._plan.goal.reached(score.metric):

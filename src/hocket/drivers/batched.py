@@ -45,8 +45,9 @@ AT_ONCE, CACHED = 128, 2**20
 class Rows:
     """Replicas as rows of one matrix, and the gradients of many of them at once."""
 
-    def __init__(self, task: Task, train: SampleSet, count: int) -> None:
-        self._task, self._train, self.count = task, train, count
+    def __init__(self, task: Task, train: SampleSet, count: int, *, in_step: bool = True) -> None:
+        """`in_step`: all ask for their gradients together, again and again."""
+        self._task, self._train, self.count, self._in_step = task, train, count, in_step
         self._matrices: dict[str, Tensor] = {}
         self._repeated: dict[tuple[range, int], Call] = {}
         """By the replicas and their samples: one for all of them in most steps, one or two for an epoch's last."""
@@ -62,7 +63,7 @@ class Rows:
             self._first, self._model, self._layout = made, made.model, made.layout(made.x)
             # What comes from a dataset comes anew each time, and who is called with the model may change it
             watched = self._task.on_step or self._task.on_epoch
-            self._repeats = isinstance(self._train.samples, tuple) and not watched
+            self._repeats = self._in_step and isinstance(self._train.samples, tuple) and not watched
             self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
             self._slots = list(_slots(made.model, {*self._layout, *self._statistics}))
         return made
@@ -122,6 +123,14 @@ class Rows:
         with generators_as_they_were():
             yield
         block.copy_(before)
+
+    def confirm(self) -> None:
+        """A model or a loss may keep something of being evaluated: see whether what was recorded still holds."""
+        recorded = [call for call in self._repeated.values() if isinstance(call, Recorded)]
+        if recorded:
+            with self.rehearsing():
+                for call in recorded:
+                    call.confirm()
 
     def _repeatable(self, rows: range, index: Tensor) -> Call:
         call, device = partial(self._gradients, rows), self._first.x.device
@@ -260,8 +269,10 @@ class BatchedModel(WholeModel):
         model: nn.Module,
         device: torch.device,
         turns: Turns,
+        *,
+        in_step: bool,
     ) -> None:
-        self._pending = turns.common(lambda: Pending(Rows(task, train, workers)))
+        self._pending = turns.common(lambda: Pending(Rows(task, train, workers, in_step=in_step)))
         super().__init__(task, self._pending.rows.replica(row, model, device), train)
         self._row, self._turns = row, turns
 
@@ -269,6 +280,10 @@ class BatchedModel(WholeModel):
         """For workers that go in step, when all are there; the others wait for the first."""
         if self._row == 0:
             self._pending.rehearse(shards)
+
+    def evaluated(self) -> None:
+        if self._row == 0:
+            self._pending.rows.confirm()
 
     def compute(self, index: Tensor, ready: Ready | None = None) -> Loss | None:
         loss: Loss | None = None

@@ -91,6 +91,7 @@ class Course:
             self.ledger.initial_loss = self.judge.initial_loss()
             ready = torch.tensor([session.comm.common(clock.now())], dtype=torch.float64)
             session.everyone.all_reduce(ready, "max")
+            self.gradients.evaluated()
         # After all are ready, since ranks that are threads share the generators
         seed_everything(stream(self.plan.seed, "model", self.rank.comm.rank))
         now = clock.now()  # from where all were ready, whenever this rank came to run again
@@ -222,15 +223,14 @@ class Course:
                 self.session.comm.barrier()  # inside the clock: the run lasts as long as its slowest worker
         with self._aside() as now:
             part, weight = self.session.strategy.part(self.session.worker)
-            # All that adds up over workers at once: a thousand simulated ones take their turns for each collective
+            # All in one: a thousand simulated workers take turns for each collective
             sums = torch.tensor([*self.ledger.put_by(), weight], dtype=torch.float64)
             self.session.group.all_reduce(sums)
             loss, samples, bad, weights = sums.tolist()
             self.status.loss = train_loss = self.ledger.mean(loss, samples)
-            group, replica = self.session.group, self.gradients.replica
-            as_it_is = final or alike
-            values = replica.values if as_it_is else mean_replica(replica, group, part, weight, weights / group.size)
-            step = self.steps_done()
+            replica, group, step = self.gradients.replica, self.session.group, self.steps_done()
+            mean_weight, as_it_is = weights / group.size, final or alike
+            values = replica.values if as_it_is else mean_replica(replica, group, part, weight, mean_weight)
             score = self.judge.together(values, step, step / self.shards.steps)
             if final:
                 self._tested = self.judge.in_the_end(values)
@@ -244,6 +244,7 @@ class Course:
                 self.verdict = self._agreed(self.verdict)
             self.tell_events()
             self.session.everyone.barrier()
+            self.gradients.evaluated()
         return self.verdict != "finished"
 
     def _agreed(self, verdict: Verdict) -> Verdict:
@@ -335,8 +336,8 @@ class Course:
         names = ("task", "strategy", "workers", "batch", "seed", "optimizer", "momentum")
         portion = self.gradients.portion
         known: dict[str, Any] = {"step": step, "steps_per_epoch": self.shards.steps, "parameters": portion.parameters}
-        known |= {"servers": plan.made_strategy.server_ranks(), "model": portion.fingerprint()}
-        known["stages"] = portion.stages
+        servers, model = plan.made_strategy.server_ranks(), portion.fingerprint()
+        known |= {"servers": servers, "model": model, "stages": portion.stages}
         return {name: getattr(plan, name) for name in names} | known
 
     def _state(self) -> dict[str, Any]:

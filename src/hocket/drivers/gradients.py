@@ -44,6 +44,9 @@ class Gradients(Protocol):
     def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
         """What is no mean over samples, by name."""
 
+    def evaluated(self) -> None:
+        """All workers are done with that, and training goes on."""
+
     def measured(self) -> dict[str, Any]:
         """What the record shall tell of it."""
 
@@ -159,6 +162,9 @@ class WholeModel:
             found = checked_values(self._task, self._task.evaluate(self._module, samples.samples))
         self._module.train()
         return found
+
+    def evaluated(self) -> None:
+        pass
 
     def measured(self) -> dict[str, Any]:
         return {}

@@ -94,7 +94,8 @@ def _source(
     session, model = _session(rank, plan, device), task.build_model(plan.seed)
     if plan.batched:
         assert rank.turns is not None, "only where ranks take turns"
-        return session, BatchedModel(task, train, plan.workers, rank.comm.rank, model, device, rank.turns)
+        place, in_step = (plan.workers, rank.comm.rank), plan.made_strategy.lockstep
+        return session, BatchedModel(task, train, *place, model, device, rank.turns, in_step=in_step)
     replica = Replica(model, device, _memory(rank, plan, model))
     return session, WholeModel(task, replica, train, piece=plan.piece, autocast=plan.autocasts)
 

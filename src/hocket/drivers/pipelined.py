@@ -152,6 +152,9 @@ class Pipelined:
         for at, measure in enumerate([self._task.loss, *self._task.measures.values()]):
             sums[at] += float(measure(y, targets)) * len(chosen)
 
+    def evaluated(self) -> None:
+        pass
+
     def evaluate_whole(self, samples: SampleSet) -> dict[str, float]:
         """No rank has a model to call it with; a task that asks for it is refused before."""
         return {}
