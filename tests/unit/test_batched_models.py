@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -98,11 +100,82 @@ REFUSED = {
 @pytest.mark.parametrize("model", REFUSED)
 def test_what_all_workers_would_share_is_not_batched(model: Callable[[], nn.Module]) -> None:
     made = task(model, count=128)
-    with pytest.raises(UserError, match=rf"batched=on: the model {REFUSED[model]}.*; use batched=off") as refused:
+    with pytest.raises(UserError, match=rf"batched=on: the model.* {REFUSED[model]}.*; use batched=off") as refused:
         trained(made, 8, "on")
     assert "\n" not in str(refused.value)
     training = prepare(RunSpec("", engine="sim", workers=16), made)
     assert any(REFUSED[model] in note for note in training.notes) and not training.plan.batched
+
+
+class Relative:
+    """A loss against the mean of those before it."""
+
+    def __init__(self) -> None:
+        self.usual: Tensor | None = None
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(output, target)
+        self.usual = loss.detach() if self.usual is None else 0.9 * self.usual + 0.1 * loss.detach()
+        return loss / (self.usual + 1e-3)
+
+
+def test_a_loss_that_remembers_is_not_batched_and_not_spoilt_by_the_trial() -> None:
+    made = task(mlp, count=128, loss=Relative())
+    assert isinstance(made.loss, Relative)
+    with pytest.raises(UserError, match="batched=on: "):
+        trained(made, 8, "on")
+    training = prepare(RunSpec("", engine="sim", workers=16), made)
+    assert not training.plan.batched
+    assert made.loss.usual is None or not torch._C._functorch.is_batchedtensor(made.loss.usual)
+    assert math.isfinite(parameters(trained(made, 8, "auto")).sum())
+
+
+class Centred(Looks):
+    """Has a running mean of its inputs, which it takes from them: another one at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean: Tensor = self.mean
+        if self.training:
+            mean.mul_(0.5).add_(0.5 * x.detach().mean(0))
+        out: Tensor = self.layer(x - mean)
+        return out
+
+
+def test_a_statistic_that_counts_at_once_is_each_replicas_own() -> None:
+    made = task(Centred, count=200)
+    one_by_one, together = (trained(made, 8, batched) for batched in ("off", "on"))
+    torch.testing.assert_close(parameters(together), parameters(one_by_one), rtol=1e-4, atol=1e-6)
+
+
+class Collects(Looks):
+    """Has dropout, so that two gradients never agree, and keeps a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        out: Tensor = nn.functional.dropout(self.layer(x), 0.1) * (1 + 0.01 * len(self.seen))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"model": Collects}, "keeps something from call to call"),
+        ({"on_step": lambda progress: None}, "on_epoch may change the model"),
+        ({"on_epoch": lambda progress: None}, "on_epoch may change the model"),
+    ],
+)
+def test_what_may_change_a_model_is_seen(more: Any, why: str) -> None:
+    made = dataclasses.replace(task(mlp, count=128), **more)
+    with pytest.raises(UserError, match=f"batched=on: .*{why}.*; use batched=off"):
+        trained(made, 8, "on")
 
 
 def tokens(count: int) -> tuple[Tensor, Tensor]:

@@ -61,9 +61,8 @@ class Rows:
             if made.x.device.type == "cpu":
                 keep_freed_memory()
             self._first, self._model, self._layout = made, made.model, made.layout(made.x)
-            # What comes from a dataset comes anew each time, and who is called with the model may change it
-            watched = self._task.on_step or self._task.on_epoch
-            self._repeats = self._in_step and isinstance(self._train.samples, tuple) and not watched
+            # What comes from a dataset comes anew each time
+            self._repeats = self._in_step and isinstance(self._train.samples, tuple)
             self._statistics = {name: b for name, b in made.model.named_buffers() if b.dtype == made.x.dtype}
             self._slots = list(_slots(made.model, {*self._layout, *self._statistics}))
         return made
@@ -135,7 +134,8 @@ class Rows:
     def _repeatable(self, rows: range, index: Tensor) -> Call:
         call, device = partial(self._gradients, rows), self._first.x.device
         if device.type == "cpu":
-            return Recorded(call, self._matrices["gradient"][rows.start : rows.stop])
+            changed = ("gradient", "block") if self._statistics else ("gradient",)
+            return Recorded(call, *(self._matrices[name][rows.start : rows.stop] for name in changed))
         return captured(call, index.to(device))
 
     def _gradients(self, rows: Sequence[int], index: Tensor) -> Tensor:

@@ -90,14 +90,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Recorded:
-    """`call`, with arguments of one shape. `written` is what it changes in memory beside its result.
+    """`call`, with arguments of one shape. `written` is all that it changes in memory beside its result.
 
     The first call is recorded. The second one, and now and then a later one, is made both ways: what the recording
     missed, as it was no operation of PyTorch's, shows there. `confirm` does so whenever something may have changed, and
     a call that has is recorded anew.
     """
 
-    def __init__(self, call: Call, written: Tensor) -> None:
+    def __init__(self, call: Call, *written: Tensor) -> None:
         self._call, self._written = call, written
         self._replay: Call | None = None
         self._calls = 0
@@ -125,18 +125,18 @@ class Recorded:
         """Between two calls, when what they do may have changed. What was written is as before."""
         if self._replay is None:
             return
-        written, generator = self._written.clone(), torch.get_rng_state()
+        before, generator = self._copies(), torch.get_rng_state()
         if not self._both_ways(self._replay, self._last)[1]:
             self._calls = 0
         torch.set_rng_state(generator)
-        self._written.copy_(written)
+        self._restore(before)
 
     def _compare(self, replay: Call, argument: Tensor) -> Tensor:
         found, is_same = self._both_ways(replay, argument)
         if not is_same and self._calls > 2:
             raise UserError(
-                "the model, or its loss, computes something else than it did a few steps ago; use batched=off where "
-                "that is meant to be"
+                "the model, or its loss, computes something else than it did a few steps ago; use --engine sim --sim "
+                "batched=off where that is meant to be"
             )
         if not is_same:
             self._replay = None
@@ -144,11 +144,19 @@ class Recorded:
 
     def _both_ways(self, replay: Call, argument: Tensor) -> tuple[Tensor, bool]:
         """What the call gives, and whether the recording gives the same."""
-        generator = torch.get_rng_state()
-        replayed = replay(argument), self._written.clone()
+        before, generator = self._copies(), torch.get_rng_state()
+        replayed = [replay(argument), *self._copies()]
         torch.set_rng_state(generator)
+        self._restore(before)
         found = self._call(argument)
-        return found, all(_same(one, other) for one, other in zip(replayed, (found, self._written), strict=True))
+        return found, all(_same(one, other) for one, other in zip(replayed, (found, *self._written), strict=True))
+
+    def _copies(self) -> list[Tensor]:
+        return [tensor.clone() for tensor in self._written]
+
+    def _restore(self, before: list[Tensor]) -> None:
+        for tensor, value in zip(self._written, before, strict=True):
+            tensor.copy_(value)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -47,7 +47,7 @@ def lines_of(path: str) -> Lines:
 def _read(path: str, changed_ns: int, nbytes: int) -> Lines:
     """Read once for all ranks, and again when the file is another."""
     found = []
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             words = re.split(r"[\s,;]+", line.partition("#")[0].strip(" \t\r\n,;"))
             if words != [""]:

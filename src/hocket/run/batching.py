@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,19 +41,28 @@ def batching(engine: Engine, plan: Plan, task: Task, train: SampleSet) -> tuple[
     wanted = engine.batches()
     if engine.drives_all:
         refuse(plan, task, len(train))
-        if why_not := _why_not(plan, task, train):
+        if why_not := _why_not(plan, _with_own_loss(task), train):
             raise UserError(f"engine {engine.name} computes all gradients at once: {why_not}; use --engine sim")
     if wanted == "off" or (wanted == "auto" and plan.workers < FEWEST):
         return plan, ""
     with _no_loops(wanted == "auto"):
-        why_not = (_too_large(plan, task) if wanted == "auto" else "") or _why_not(plan, task, train)
+        tried = _with_own_loss(task)
+        why_not = (_too_large(plan, task) if wanted == "auto" else "") or _why_not(plan, tried, train)
         if not why_not and wanted == "auto" and plan.device == "cpu":
-            why_not = _no_gain(plan, task, train)
+            why_not = _no_gain(plan, tried, train)
     if why_not and wanted == "on":
         raise UserError(f"batched=on: {why_not}; use batched=off")
     if why_not:
         return plan, f"gradients are computed one by one: {why_not}"
     return dataclasses.replace(plan, batched=True), ""
+
+
+def _with_own_loss(task: Task) -> Task:
+    """The task with a loss for trials alone: what it keeps of them must not come into the run."""
+    try:
+        return dataclasses.replace(task, loss=copy.deepcopy(task.loss))
+    except Exception:  # whatever the user's loss is made of
+        return task
 
 
 def _too_large(plan: Plan, task: Task) -> str:
@@ -119,6 +130,8 @@ def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
     """Empty if gradients can be batched."""
     if why_not := _other_ways(plan):
         return why_not
+    if task.on_step or task.on_epoch:
+        return "Task.on_step and on_epoch may change the model of a worker, and one model computes for all"
     with seeded(plan.seed):
         models = [task.build_model(plan.seed) for _ in range(TRIED)]
         if why_not := _obstacle(models[0]):
@@ -133,14 +146,15 @@ def _why_not(plan: Plan, task: Task, train: SampleSet) -> str:
         others, own = _other_generators(), torch.get_rng_state()
         try:
             rows.gradients(range(TRIED), torch.cat(indices))
-            kept = _kept(models[0])  # what it only puts by when it is called first does no harm
-            rows.gradients(range(TRIED), torch.cat(indices))
+            kept = _kept(models[0], task.loss)  # what it only puts by when it is called first does no harm
+            with rows.rehearsing():  # so that a single gradient finds the statistics that this one finds
+                rows.gradients(range(TRIED), torch.cat(indices))
         except Exception as error:  # whatever the user's model and loss do when they meet a stack of replicas
             return _in_words(error)
         if _other_generators() != others:
             return "the model draws from Python's or NumPy's generator, and all workers would draw alike"
-        if _kept(models[0]) != kept:
-            return "the model keeps something from call to call, and all workers would share it"
+        if _kept(models[0], task.loss) != kept:
+            return "the model, or its loss, keeps something from call to call, and all workers would share it"
         if not torch.equal(torch.get_rng_state(), own):
             return ""  # with dropout no two gradients agree
         return _difference(task, train, replicas, indices)
@@ -165,12 +179,19 @@ def _other_generators() -> tuple[object, ...]:
     return random.getstate(), numpys["pos"], numpys["key"].tobytes()
 
 
-def _kept(model: nn.Module) -> list[object]:
-    """What a model may have changed when it is called again, and that is no row of its own for every worker."""
+def _kept(model: nn.Module, loss: Callable[..., Tensor]) -> list[object]:
+    """What they may have changed when they are called again, and that is no row of its own for every worker."""
+    modules = [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
     kept: list[object] = []
-    for module in model.modules():
-        plain = (value for value in vars(module).values() if isinstance(value, bool | int | float | str | Tensor))
-        kept += [id(value) if isinstance(value, Tensor) else value for value in plain]
+    for holder in modules if loss in modules else [*modules, loss]:
+        for value in getattr(holder, "__dict__", {}).values():
+            if isinstance(value, bool | int | float | str):
+                kept.append(value)
+            elif isinstance(value, list | dict | set | deque):
+                kept.append(len(value))
+            elif isinstance(value, Tensor):
+                kept.append(id(value))
+    for module in modules:
         kept += [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
     return kept
 
