@@ -125,11 +125,9 @@ class Rows:
 
     def confirm(self) -> None:
         """A model or a loss may keep something of being evaluated: see whether what was recorded still holds."""
-        recorded = [call for call in self._repeated.values() if isinstance(call, Recorded)]
-        if recorded:
-            with self.rehearsing():
-                for call in recorded:
-                    call.confirm()
+        for call in self._repeated.values():
+            if isinstance(call, Recorded):
+                call.confirm()
 
     def _repeatable(self, rows: range, index: Tensor) -> Call:
         call, device = partial(self._gradients, rows), self._first.x.device
