@@ -80,12 +80,16 @@ class Crew:
         while not self._failures and any(thread.is_alive() for thread in self._threads):
             self._ended.wait(TICK_S)
             self._ended.clear()
-            with self._hearing:
-                self._listener.tick([status.seen() for status in self._world.statuses])
+            self._tick()
             if until is not None and time.monotonic() > until:
                 raise KeyboardInterrupt
         if self._failures:
             self._world.abort()
+            self._tick()  # how far they came since the last one decides what is said of it
+
+    def _tick(self) -> None:
+        with self._hearing:
+            self._listener.tick([status.seen() for status in self._world.statuses])
 
     def _join(self, patience_s: float | None) -> None:
         """Wait for all; after a failure one may be stuck in the user's code: it is a daemon, so leave it."""
